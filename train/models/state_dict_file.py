@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line, printable
+from entrypoint.core.paths import is_file
 from train.checkpoint.metadata import read_bytes
+from train.models.weights_origin import INDEX_ENDING
 
 # Keys below which training programs keep the weights, the best ones first: timm and torchvision keep an average too.
 WEIGHT_KEYS = (
@@ -39,6 +42,12 @@ STORAGE_TYPES = {
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
 MAX_DIMENSIONS = 16
+
+
+class ShardIndex(msgspec.Struct):
+    """What Hugging Face writes next to weights in several files: the file of each tensor."""
+
+    weight_map: dict[str, str]
 
 
 class Ignored:
@@ -81,11 +90,14 @@ class TensorRef:
 
 def rebuild_tensor(storage: object, offset: object, shape: object, stride: object, *_: object) -> TensorRef:
     """Return the tensor that a pickle describes; raises ValueError for one that exceeds its block."""
-    if not (isinstance(shape, tuple) and isinstance(stride, tuple) and isinstance(storage, StorageRef)):
-        raise ValueError("a tensor is described wrongly")
-    if len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS or not isinstance(offset, int):
-        raise ValueError("a tensor is described wrongly")
-    if not all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *stride)):
+    if not (
+        isinstance(shape, tuple)
+        and isinstance(stride, tuple)
+        and isinstance(storage, StorageRef)
+        and isinstance(offset, int)
+        and len(shape) == len(stride) <= MAX_DIMENSIONS
+        and all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *stride))
+    ):
         raise ValueError("a tensor is described wrongly")
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
     if offset + last >= storage.count or math.prod(shape) > storage.count:  # a stride of 0 repeats values
@@ -138,6 +150,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, without the prefixes of wrappers; raises `UserError`."""
     try:
         content = read_bytes(path)
+        if path.name.endswith(INDEX_ENDING):
+            return read_shards(path, msgspec.json.decode(content, type=ShardIndex).weight_map)
         found = dict(sorted(parse_safetensors(content).items())) if is_safetensors(content) else read_pickled(content)
     except MemoryError:
         raise unreadable(path, "it asks for more memory than there is") from None
@@ -148,10 +162,23 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     except (
         *(ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, RuntimeError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError, NotImplementedError, struct.error),
+        msgspec.MsgspecError,
     ) as error:
         kind = f"it holds {error.args[0]} values, as quantized files do" if isinstance(error, KeyError) else ""
         raise unreadable(path, kind or first_line(error) or type(error).__name__) from None
     return without_wrappers(found)
+
+
+def read_shards(path: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tensors of the files that an index names, which are in its folder."""
+    state: dict[str, Tensor] = {}
+    for name in sorted(set(files.values())):
+        if Path(name).is_absolute() or ".." in Path(name).parts or not is_file(path.parent / name):
+            raise UserError(
+                f"TRAIN_WEIGHTS={printable(path)}: names {printable(name)}, which is not in its folder. Copy it there."
+            )
+        state |= read_state_dict(path.parent / name)
+    return state
 
 
 def unreadable(path: Path, cause: str) -> UserError:
@@ -212,15 +239,12 @@ def read_legacy(content: bytes) -> dict[str, Tensor]:
     return materialize(refs, blocks)
 
 
-def find_weights(found: object) -> dict[str, TensorRef]:
+def find_weights(content: object) -> dict[str, TensorRef]:
     """Return the tensors of what a file holds: a state dict, or one below a usual key; raises ValueError."""
-    if not isinstance(found, dict):
-        raise ValueError("it holds no dictionary of tensors")
-    for key in WEIGHT_KEYS:
-        if isinstance(inner := found.get(key), dict) and any(isinstance(one, TensorRef) for one in inner.values()):
-            found = inner
-            break
-    refs = {name: one for name, one in found.items() if isinstance(name, str) and isinstance(one, TensorRef)}
+    found = content if isinstance(content, dict) else {None: content}
+    below = (inner for key in WEIGHT_KEYS if isinstance(inner := found.get(key), dict))
+    state = next((inner for inner in below if any(isinstance(one, TensorRef) for one in inner.values())), found)
+    refs = {name: one for name, one in state.items() if isinstance(name, str) and isinstance(one, TensorRef)}
     if not refs:
         raise ValueError(f"it has no tensors by name, also not below {', '.join(WEIGHT_KEYS)}")
     return refs
@@ -239,9 +263,11 @@ def materialize(refs: Mapping[str, TensorRef], blocks: Mapping[str, bytes]) -> d
         content = blocks[storage.key]
         if len(content) != storage.count * storage.dtype.itemsize:
             raise ValueError("it was cut short")
-        flat[storage.key] = torch.empty(0, dtype=storage.dtype)
-        if content:
-            flat[storage.key] = torch.frombuffer(bytearray(content), dtype=storage.dtype)
+        flat[storage.key] = (
+            torch.frombuffer(bytearray(content), dtype=storage.dtype)
+            if content
+            else torch.empty(0, dtype=storage.dtype)
+        )
     return {
         name: flat[ref.storage.key].as_strided(ref.shape, ref.stride, ref.offset).clone() for name, ref in refs.items()
     }

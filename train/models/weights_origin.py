@@ -16,6 +16,9 @@ from entrypoint.core.paths import is_file, is_folder
 from train.checkpoint.metadata import METADATA_FILE, CorruptCheckpoint, Normalization, read_metadata
 
 WEIGHTS_FILE = "model.safetensors"
+# The name of a list of the files with the parts of larger weights ends so.
+INDEX_ENDING = ".index.json"
+INDEX_FILE = WEIGHTS_FILE + INDEX_ENDING
 # The value of TRAIN_WEIGHTS for what the model's library publishes.
 PRETRAINED = "pretrained"
 # The one network whose ImageNet weights a package index has, and the package's module (Apache's license, of 2020).
@@ -53,7 +56,7 @@ def find_weights_file(text: str, variable: str = "TRAIN_WEIGHTS") -> Path:
             f"{variable}={printable(text)}: no such file. Name a file of weights, a run folder or a checkpoint."
         )
     for folder in (path, path / "checkpoint/best"):
-        names = (EMA_FILE, WEIGHTS_FILE) if is_file(folder / METADATA_FILE) else (WEIGHTS_FILE,)
+        names = (EMA_FILE, WEIGHTS_FILE) if is_file(folder / METADATA_FILE) else (WEIGHTS_FILE, INDEX_FILE)
         for name in names:
             if is_file(folder / name):
                 return folder / name

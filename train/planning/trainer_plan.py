@@ -14,6 +14,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.models.weights_origin import INDEX_ENDING
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import (
     auto_selects_bf16,
@@ -186,9 +187,12 @@ def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, r
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:
-    """Return TRAIN_WEIGHTS without links: a run moves `runs/latest` to itself before it reads the weights."""
+    """Return TRAIN_WEIGHTS without links: a run moves `runs/latest` to itself before it reads the weights.
+
+    The link of an index stays: in Hugging Face's cache, it leads to a folder without the files that the index names.
+    """
     path = Path(settings.weights)
-    if not settings.weights or not exists(path) or resolve(path) == path.absolute():
+    if not settings.weights or not exists(path) or resolve(path) == path.absolute() or path.name.endswith(INDEX_ENDING):
         return {}
     return {"TRAIN_WEIGHTS": str(resolve(path))}
 

@@ -58,7 +58,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     weights: Annotated[
         WordOrPath,
         about(
-            "Weights to start from: a file (safetensors, or a state dict), a run folder, or pretrained for"
+            "Weights to start from: a file (safetensors, their index, or a state dict), a run folder, or pretrained for"
             " those of torchvision and timm. Unset: random.",
             basic=True,
             speed=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import pickle
 import random
 import zipfile
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from entrypoint.core.errors import UserError
 from train.models.state_dict_file import read_state_dict
+from train.models.weights_origin import find_weights_file
 
 TENSORS = {
     "conv.weight": torch.randn(4, 3, 2, 2),
@@ -108,6 +110,42 @@ def test_hostile_file_is_one_line_and_runs_nothing(tmp_path: Path, monkeypatch: 
             read_state_dict(path)
         assert len(str(caught.value).splitlines()) == 1, name
     assert not (tmp_path / "evil-was-here").exists()
+
+
+def write_shards(folder: Path, names: tuple[str, str]) -> Path:
+    """Write the tensors in two files and an index of them."""
+    places = {name: names[index % 2] for index, name in enumerate(TENSORS)}
+    for file in names:
+        part = {name: TENSORS[name].contiguous() for name, place in places.items() if place == file}
+        save_file(part, folder / Path(file).name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 9}, "weight_map": places}))
+    return index
+
+
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
+    index = write_shards(tmp_path, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+    assert find_weights_file(str(tmp_path)) == index
+    assert equal(read_state_dict(index), TENSORS)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"index\.json: names model-00002-of-00002\.safetensors, which is not in its"):
+        read_state_dict(index)
+
+
+@pytest.mark.parametrize("name", ["../b.safetensors", "/b.safetensors", "a/../../b.safetensors"])
+def test_index_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    index = write_shards(tmp_path, ("a.safetensors", name))
+    with pytest.raises(UserError, match=r"names .*b\.safetensors, which is not in its folder"):
+        read_state_dict(index)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": null}}'])
+def test_index_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(content)
+    with pytest.raises(UserError, match="cannot be read as weights") as caught:
+        read_state_dict(index)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,12 +11,13 @@ from msgspec.structs import replace
 from entrypoint.core.errors import UserError
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.plan.model import Plan
-from tests.factories import make_machine, make_test_plan
+from tests.factories import make_machine, make_test_plan, train_settings
 from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.models.weights_origin import INDEX_FILE
 from train.planning.model_report import ModelReport
-from train.planning.trainer_plan import TrainerFacts, doubts, plan_trainer, random_weights
+from train.planning.trainer_plan import TrainerFacts, doubts, follow_links, plan_trainer, random_weights
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -226,3 +228,12 @@ def test_data_that_say_little_are_doubted() -> None:
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(0, 5))) == ()
     assert "3 of 5 test images" in doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(3, 5)))[0]
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
+
+
+def test_link_of_an_index_stays(tmp_path: Path) -> None:
+    """Hugging Face's cache has a folder of links to files that are called by their checksums, elsewhere."""
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / f"blob of {name}").touch()
+        (tmp_path / name).symlink_to(f"blob of {name}")
+    links = [follow_links(train_settings(weights=str(tmp_path / name))) for name in ("model.safetensors", INDEX_FILE)]
+    assert links == [{"TRAIN_WEIGHTS": str(tmp_path / "blob of model.safetensors")}, {}]
