@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import shlex
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from torch import Tensor
 
-from entrypoint.core.errors import UserError, first_line, printable
+from entrypoint.core.errors import UserError, first_line, one_line, printable
 from entrypoint.core.paths import is_file
 from train.checkpoint.metadata import read_bytes
 from train.models.weights_origin import INDEX_ENDING
@@ -53,13 +54,23 @@ class ShardIndex(msgspec.Struct):
 class Ignored:
     """Stands for an object of a class that no state dict needs; takes whatever a pickle does to it."""
 
+    is_module = False
+
     def __init__(self, *_: object, **__: object) -> None:
         """Take any arguments."""
 
-    def ignore(self, *_: object) -> None:
-        """Take a state, an entry of a dictionary, or items of a list or a set."""
+    def __setstate__(self, state: object) -> None:
+        """Take a state, and see whether it is that of an `nn.Module`."""
+        self.is_module = isinstance(state, dict) and "_modules" in state
 
-    __setstate__ = __setitem__ = append = extend = add = ignore
+    def ignore(self, *_: object) -> None:
+        """Take an entry of a dictionary, or items of a list or a set."""
+
+    __setitem__ = append = extend = add = ignore
+
+
+class WholeModel(ValueError):
+    """For a file of `torch.save(model)`, which only the model's own code can read; the text is the model's key."""
 
 
 class NamedEntries(dict[object, object]):
@@ -134,7 +145,12 @@ class StateDictUnpickler(pickle.Unpickler):
         return KNOWN_GLOBALS.get((module, name), Ignored)
 
     def persistent_load(self, pid: Any) -> object:
-        """Return the block that a persistent id names; raises ValueError for another kind of id."""
+        """Return the block that a persistent id names; raises ValueError for another kind of id.
+
+        Before torch 1.6, the id of a module's class was such a tuple too.
+        """
+        if isinstance(pid, tuple) and pid[:1] == ("module",):
+            return Ignored
         if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], torch.dtype)):
             raise ValueError("it holds values of an unknown kind, as quantized files do")
         key, count = str(pid[2]), pid[4]
@@ -153,6 +169,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         if path.name.endswith(INDEX_ENDING):
             return read_shards(path, msgspec.json.decode(content, type=ShardIndex).weight_map)
         found = dict(sorted(parse_safetensors(content).items())) if is_safetensors(content) else read_pickled(content)
+    except WholeModel as error:
+        raise whole_model(path, str(error)) from None
     except MemoryError:
         raise unreadable(path, "it asks for more memory than there is") from None
     except RecursionError:
@@ -186,6 +204,17 @@ def unreadable(path: Path, cause: str) -> UserError:
     return UserError(
         f"TRAIN_WEIGHTS={printable(path)}: cannot be read as weights ({printable(cause)}). Give it a safetensors file"
         " or a state dict that torch.save wrote."
+    )
+
+
+def whole_model(path: Path, key: str) -> UserError:
+    """Return the error for a file that holds a model with its code's names, and how to convert it."""
+    model = "torch.load(sys.argv[1], weights_only=False)" + (key and f'["{key}"]')
+    code = f"import sys, torch; torch.save({model}.state_dict(), sys.argv[2])"
+    command = shlex.join(["python", "-c", code, str(path), str(path.with_name(f"{path.stem}-weights.pth"))])
+    return UserError(
+        f"TRAIN_WEIGHTS={printable(path)}: holds a whole model, and reading it would run its code. If you trust the"
+        f" file, type `{one_line(command)}` where that code is, and name the new file."
     )
 
 
@@ -246,7 +275,12 @@ def find_weights(content: object) -> dict[str, TensorRef]:
     state = next((inner for inner in below if any(isinstance(one, TensorRef) for one in inner.values())), found)
     refs = {name: one for name, one in state.items() if isinstance(name, str) and isinstance(one, TensorRef)}
     if not refs:
-        raise ValueError(f"it has no tensors by name, also not below {', '.join(WEIGHT_KEYS)}")
+        whole = [key for key in (None, *WEIGHT_KEYS) if getattr(found.get(key), "is_module", False)]
+        raise (
+            WholeModel(whole[0] or "")
+            if whole
+            else ValueError(f"it has no tensors by name, also not below {', '.join(WEIGHT_KEYS)}")
+        )
     return refs
 
 

@@ -7,6 +7,10 @@ import collections
 import json
 import pickle
 import random
+import shlex
+import subprocess
+import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode, UserError
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import find_weights_file
 
@@ -146,6 +150,29 @@ def test_index_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError, match="cannot be read as weights") as caught:
         read_state_dict(index)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "legacy"), [("", False), ("ema", True)])
+def test_whole_model_is_one_line_with_a_command_that_converts_it(tmp_path: Path, key: str, legacy: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    path = tmp_path / "my model.pt"
+    held = {key: model, "epoch": 3} if key else model
+    with warnings.catch_warnings(action="ignore"):  # the source of a class that torch itself defines
+        torch.save(held, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(UserError, match="holds a whole model, and reading it would run its code") as caught:
+        read_state_dict(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert caught.value.code == ExitCode.USAGE
+    program, *arguments = shlex.split(line.split("`")[1])
+    assert program == "python"
+    subprocess.run([sys.executable, *arguments], check=True)
+    assert equal(read_state_dict(tmp_path / "my model-weights.pth"), dict(model.state_dict()))
+
+
+def test_weights_next_to_a_whole_model_are_read(tmp_path: Path) -> None:
+    torch.save({"model": nn.Linear(2, 2), "state_dict": TENSORS}, tmp_path / "a.pth")
+    assert equal(read_state_dict(tmp_path / "a.pth"), TENSORS)
 
 
 @pytest.mark.parametrize(
