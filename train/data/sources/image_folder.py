@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import resolve
+from entrypoint.core.paths import exists, resolve
 from train.data.sources.image_file import FileList, ImageFile
 from train.data.sources.targets import Targets
 from train.setting_groups.folder_kind import IGNORED_FOLDERS
@@ -171,9 +171,8 @@ def class_names(folder: Path) -> tuple[str, ...]:
     entries = class_folders(folder)
     if not entries:
         raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
-    above = ids_of_ancestors(folder)
     for entry in entries.values():
-        if entry.is_symlink() and folder_id(entry.path) in above:
+        if leads_up(entry):
             raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
     return tuple(entries)
 
@@ -215,56 +214,35 @@ def why_no_file(entry: os.DirEntry[str]) -> str:
     return "not a regular file"
 
 
-def folder_id(path: str | Path) -> tuple[int, int] | None:
-    """Return the device and inode of a folder, None if it cannot be had."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def ids_of_ancestors(folder: Path) -> frozenset[tuple[int, int]]:
-    """Return device and inode of a folder and of all folders above it, along its path and along its links."""
-    chains = (folder.absolute(), resolve(folder))
-    found = (folder_id(path) for chain in chains for path in (chain, *chain.parents))
-    return frozenset(one for one in found if one)
+def leads_up(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder is a link to one above it, along its path or along its links."""
+    path = Path(entry.path)
+    above = (*path.absolute().parents, *(resolve(path.parent) / path.name).parents)
+    return entry.is_symlink() and any(exists(one) and path.samefile(one) for one in above)
 
 
 def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
-    """Yield the files of one class in order of path, subfolders included; hidden ones are passed over.
+    """Yield the files of one class, then those of its subfolders, however deep they are; hidden ones are passed over.
 
     Links are followed. A folder that cannot be listed, and a link to a folder above it, come as `UnreadableImage`.
     """
-    return scan_folder(folder, ids_of_ancestors(folder.parent))
-
-
-FolderIds = frozenset[tuple[int, int]]
-
-
-def scan_folder(folder: Path, above: FolderIds) -> Iterator[Path | UnreadableImage]:
-    """Yield the files of a folder, then those of its subfolders, however deep they are; `above` are those around it."""
-    ahead: list[tuple[Path, FolderIds] | UnreadableImage] = [(folder, above)]
+    ahead = [folder]
     while ahead:
         place = ahead.pop()
-        if isinstance(place, UnreadableImage):
-            yield place
-            continue
-        here = folder_id(place[0])
-        inside = place[1] | {here} if here else place[1]
         try:
-            entries = sorted(os.scandir(place[0]), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
         except OSError as error:
-            yield UnreadableImage(place[0], f"cannot be listed ({error.strerror})")
+            yield UnreadableImage(place, f"cannot be listed ({error.strerror})")
             continue
-        below: list[tuple[Path, FolderIds] | UnreadableImage] = []
+        below: list[Path] = []
         for entry in entries:
             path = Path(entry.path)
             if entry.name.startswith("."):
                 continue
-            if is_folder(entry):
-                leads_up = entry.is_symlink() and folder_id(path) in inside
-                below.append(UnreadableImage(path, LINK_UPWARD) if leads_up else (path, inside))
+            if is_folder(entry) and not leads_up(entry):
+                below.append(path)
+            elif is_folder(entry):
+                yield UnreadableImage(path, LINK_UPWARD)
             elif entry.name not in IGNORED_FILES:
                 reason = why_no_file(entry)
                 yield UnreadableImage(path, reason) if reason else path
