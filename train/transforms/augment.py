@@ -7,10 +7,10 @@ same on any number of ranks and threads. Sources: arXiv:2103.10158, arXiv:1909.1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,23 +28,11 @@ OPERATION_DRAWS = 3
 MIX_DRAWS = CHAINS + 1 + CHAINS * (1 + DEPTH * OPERATION_DRAWS)
 
 
-class Operation(NamedTuple):
-    """One operation by torchvision's name, with its magnitude."""
-
-    name: str
-    magnitude: float
-
-
 def count_draws(policy: str) -> int:
     """Return how many uniform numbers an image needs; 0 for `none`."""
     if found := RAND.fullmatch(policy):
         return OPERATION_DRAWS * int(found[2])
     return {"trivial": OPERATION_DRAWS, "augmix": MIX_DRAWS}.get(policy, 0)
-
-
-def sample_draws(policy: str, count: int, random: torch.Generator) -> Tensor:
-    """Return (count, draws) floats on the CPU, each uniform in [0, 1)."""
-    return torch.rand(count, count_draws(policy), generator=random)
 
 
 @cache
@@ -57,50 +45,42 @@ def torchvision_policy(policy: str) -> Any:
     return v2.TrivialAugmentWide() if policy == "trivial" else v2.AugMix()
 
 
-def choose_operation(policy: str, draws: Sequence[float], height: int, width: int) -> Operation:
-    """Return the operation that three draws select for an image of this size."""
+def choose_operation(policy: str, draws: Sequence[float], height: int, width: int) -> tuple[str, float]:
+    """Return the operation that three draws select for an image of this size: torchvision's name, and its magnitude."""
     space = torchvision_policy(policy)._AUGMENTATION_SPACE  # noqa: SLF001  # the operations are nowhere public
     names = list(space)
     name = names[int(draws[0] * len(names))]
     magnitudes_of, is_signed = space[name]
     magnitudes = magnitudes_of(MIX_BINS if policy == "augmix" else BINS, height, width)
     if magnitudes is None:
-        return Operation(name, 0.0)
+        return name, 0.0
     if found := RAND.fullmatch(policy):
         step = int(found[1])
     else:
         step = int(draws[1] * (SEVERITY if policy == "augmix" else BINS))
     magnitude = float(magnitudes[step])
-    return Operation(name, -magnitude if is_signed and draws[2] <= 0.5 else magnitude)
+    return name, -magnitude if is_signed and draws[2] <= 0.5 else magnitude
 
 
-def apply_operation(policy: str, image: Tensor, operation: Operation) -> Tensor:
-    """Return a (C, H, W) uint8 image after one operation."""
+def apply_operations(policy: str, image: Tensor, draws: Sequence[float]) -> Tensor:
+    """Return a (C, H, W) uint8 image after the operations that the draws select."""
     owner = torchvision_policy(policy)
-    changed: Tensor = owner._apply_image_or_video_transform(  # noqa: SLF001  # operations by name are nowhere public
-        image,
-        operation.name,
-        operation.magnitude,
-        owner.interpolation,
-        owner._fill,  # noqa: SLF001
-    )
-    return changed
-
-
-def operations(policy: str, draws: Sequence[float], height: int, width: int) -> Iterator[Operation]:
-    """Yield the operations that the draws select."""
+    height, width = image.shape[1:]
     for start in range(0, len(draws), OPERATION_DRAWS):
-        yield choose_operation(policy, draws[start : start + OPERATION_DRAWS], height, width)
+        name, magnitude = choose_operation(policy, draws[start : start + OPERATION_DRAWS], height, width)
+        image = owner._apply_image_or_video_transform(  # noqa: SLF001  # operations by name are nowhere public
+            image,
+            name,
+            magnitude,
+            owner.interpolation,
+            owner._fill,  # noqa: SLF001
+        )
+    return image
 
 
 def augment(policy: str, image: Tensor, draws: Sequence[float]) -> Tensor:
-    """Return a (C, H, W) uint8 image, augmented by the policy; `draws` is its row of `sample_draws`."""
-    if policy == "augmix":
-        return augmix(image, draws)
-    height, width = image.shape[1:]
-    for operation in operations(policy, draws, height, width):
-        image = apply_operation(policy, image, operation)
-    return image
+    """Return a (C, H, W) uint8 image, augmented by the policy; `draws` are its uniform numbers."""
+    return augmix(image, draws) if policy == "augmix" else apply_operations(policy, image, draws)
 
 
 def augmix(image: Tensor, draws: Sequence[float]) -> Tensor:
@@ -108,16 +88,13 @@ def augmix(image: Tensor, draws: Sequence[float]) -> Tensor:
 
     With AugMix's alpha of 1, the share of the image is uniform, and the chains' weights are as of exponential numbers.
     """
-    height, width = image.shape[1:]
     exponentials = [-log(1 - one) for one in draws[:CHAINS]]
     share = draws[CHAINS]
     mixed = share * image.float()
     for chain in range(CHAINS):
         start = CHAINS + 1 + chain * (1 + DEPTH * OPERATION_DRAWS)
         depth = 1 + int(draws[start] * DEPTH)
-        chained = image
-        for operation in operations("augmix", draws[start + 1 : start + 1 + depth * OPERATION_DRAWS], height, width):
-            chained = apply_operation("augmix", chained, operation)
+        chained = apply_operations("augmix", image, draws[start + 1 : start + 1 + depth * OPERATION_DRAWS])
         mixed += (1 - share) * exponentials[chain] / sum(exponentials) * chained.float()
     return mixed.clamp(0, 255).to(torch.uint8)
 

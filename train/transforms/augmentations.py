@@ -1,11 +1,10 @@
-"""The augmentations of images besides the transforms, a row each: when it is on, what it samples, and what it does."""
+"""The augmentations of images besides the transforms, a row each: what it draws for an image, and what it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from train.settings import TrainSettings
@@ -19,12 +18,11 @@ Draws = Mapping[str, Tensor]
 class Augmentation:
     """One augmentation, of (N, H, W, C) bytes (`on_bytes`) or of normalized (N, C, H, W) floats.
 
-    `sample(settings, count, random)` returns a row of uniform numbers for each of `count` images, and
+    `count_draws(settings)` returns how many uniform numbers an image needs, 0 where it is off, and
     `apply(settings, images, draws)` the augmented images.
     """
 
-    is_on: Callable[[TrainSettings], bool]
-    sample: Callable[[TrainSettings, int, torch.Generator], Tensor]
+    count_draws: Callable[[TrainSettings], int]
     apply: Callable[[TrainSettings, Tensor, Tensor], Tensor]
     on_bytes: bool
 
@@ -33,14 +31,12 @@ POLICY = "augment_draws"
 # The names are parts of the seeds.
 AUGMENTATIONS: Mapping[str, Augmentation] = {
     POLICY: Augmentation(
-        is_on=lambda settings: settings.augment != "none",
-        sample=lambda settings, count, random: augment.sample_draws(settings.augment, count, random),
+        count_draws=lambda settings: augment.count_draws(settings.augment),
         apply=lambda settings, images, draws: augment.augment_batch(settings.augment, images, draws),
         on_bytes=True,
     ),
     "erase_draws": Augmentation(
-        is_on=lambda settings: settings.erasing > 0,
-        sample=lambda _, count, random: erasing.sample_draws(count, random),
+        count_draws=lambda settings: erasing.DRAWS if settings.erasing else 0,
         apply=lambda settings, images, draws: erasing.erase(images, draws, settings.erasing),
         on_bytes=False,
     ),

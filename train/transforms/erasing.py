@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
-import torch
 from torch import Tensor
 
 AREA = (0.02, 0.33)
@@ -13,11 +12,6 @@ RATIO = (0.3, 3.3)
 TRIES = 10
 # Whether to erase; for each try an area and a ratio; then the place down and across.
 DRAWS = 1 + 2 * TRIES + 2
-
-
-def sample_draws(count: int, random: torch.Generator) -> Tensor:
-    """Return (count, DRAWS) floats on the CPU, each uniform in [0, 1)."""
-    return torch.rand(count, DRAWS, generator=random)
 
 
 def erased_box(draws: Sequence[float], probability: float, height: int, width: int) -> tuple[int, int, int, int] | None:

@@ -58,12 +58,7 @@ def train_views(params: Tensor, output: Size) -> list[View]:
 
 
 def shift_table(size: int, most: int, device: torch.device) -> Tensor:
-    """Return (2 * most + 1, size) source indices along one axis, for each shift from -most to most."""
+    """Return (2 * most + 1, size) source indices along one axis, reflected, for each shift from -most to most."""
     shifts = torch.arange(-most, most + 1, device=device)
-    return reflect_index(torch.arange(size, device=device) + shifts[:, None], size)
-
-
-def reflect_index(index: Tensor, size: int) -> Tensor:
-    """Return the indices reflected into range(size); each may exceed it by less than `size`."""
-    index = index.abs()
+    index = (torch.arange(size, device=device) + shifts[:, None]).abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index).clamp(min=0)

@@ -51,16 +51,12 @@ class MicroBatchIndices:
     mix: MixParams | None = None
     draws: Draws = field(default_factory=dict)
 
-    def split_mix(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of the images, and those of their partners."""
-        own = len(self.indices) // 2
-        return values[:own], values[own:]
-
     def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (images, labels, labels of the partners) after mixing; the last is None without mixing."""
         if self.mix is None:
             return images, labels, None
-        return self.mix.apply(*self.split_mix(images)), *self.split_mix(labels)
+        own_labels, other_labels = labels.chunk(2)
+        return self.mix.apply(*images.chunk(2)), own_labels, other_labels
 
 
 def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
@@ -98,26 +94,29 @@ class BatchSampler:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = self.order_of(epoch)
-        shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
+        shards = [torch.arange(size)[self.shard_of(shard_slice(size, part, parts))] for part in range(parts)]
+        counts = {name: augmentation.count_draws(self.settings) for name, augmentation in AUGMENTATIONS.items()}
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             params = torch.empty(size, 0)
             if self.transform.sample_params:
                 params = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
             draws = {
-                name: augmentation.sample(self.settings, size, make_generator(seed, name, epoch, step))
-                for name, augmentation in AUGMENTATIONS.items()
-                if augmentation.is_on(self.settings)
+                name: torch.rand(size, count, generator=make_generator(seed, name, epoch, step))
+                for name, count in counts.items()
+                if count
             }
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 sides = self.transform.shape(self.shape)[1:]
                 mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
+            parts_of_step = shards
             if mix:
-                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in shards)
-                yield tuple(select_micro_batch(rows, params, draws, both, mix) for both in mixed)
-            else:
-                yield tuple(select_micro_batch(rows, params, draws, own) for own in shards)
+                parts_of_step = [torch.cat((own, mix.partner_indices[own])) for own in shards]
+            yield tuple(
+                MicroBatchIndices(rows[own], params[own], mix, {name: numbers[own] for name, numbers in draws.items()})
+                for own in parts_of_step
+            )
 
     def order_of(self, epoch: int) -> Tensor:
         """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
@@ -134,17 +133,6 @@ class BatchSampler:
         """Return this rank's shard of a micro-batch."""
         shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
         return slice(part.start + shard.start, part.start + shard.stop)
-
-
-def select_micro_batch(
-    rows: Tensor,
-    params: Tensor,
-    draws: Draws,
-    own: slice | Tensor,
-    mix: MixParams | None = None,
-) -> MicroBatchIndices:
-    """Return the images `own` of a global batch, with what was drawn for them."""
-    return MicroBatchIndices(rows[own], params[own], mix, {name: numbers[own] for name, numbers in draws.items()})
 
 
 class BatchSource:
