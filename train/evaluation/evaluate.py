@@ -40,12 +40,6 @@ class EvalMethod:
     outputs: OutputScale = PLAIN_OUTPUTS
     chooses: bool = False
 
-    def start(self, device: torch.device) -> EvalCounts | TargetScores:
-        """Return what counts the results of the task."""
-        if self.loss.targets is None:
-            return EvalCounts(self.classes, device, self.loss)
-        return TargetScores(self.loss, self.outputs, device, self.chooses)
-
 
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
 MAX_CONFUSION_CLASSES = 1000
@@ -70,10 +64,6 @@ class EvalCounts:
     def has_matrix(self) -> bool:
         """Whether every pair of classes is counted."""
         return self.classes <= MAX_CONFUSION_CLASSES
-
-    def stop(self) -> None:
-        """Note that a rank was asked to stop."""
-        self.totals[0] = 1
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch of (N, classes) fp32 logits; images with IGNORE_LABEL do not count."""
@@ -127,12 +117,14 @@ def evaluate(
     """
     spread, method = is_sharded(model), method or EvalMethod()
     group.broadcast_buffers(list(model.buffers()))
-    counts = method.start(group.device)
+    counts: EvalCounts | TargetScores = EvalCounts(method.classes, group.device, method.loss)
+    if method.loss.targets is not None:
+        counts = TargetScores(method.loss, method.outputs, group.device, method.chooses)
     model.eval()
     with torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:
             if group.all_reduce_max_async(int(stop()))() if spread else stop():
-                counts.stop()
+                counts.totals[0] = 1
                 break
             with autocast(method.precision, group.device):
                 logits = averaged_logits(model, images, method.test_time_augment)

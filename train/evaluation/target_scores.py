@@ -39,10 +39,6 @@ class TargetScores:
         """Start at zero: a stop request, the sum of the losses, and the images."""
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.device)
 
-    def stop(self) -> None:
-        """Note that a rank was asked to stop."""
-        self.totals[0] = 1
-
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Keep a batch of (N, outputs) fp32 logits; images with IGNORE_LABEL do not count."""
         counted = labels != IGNORE_LABEL
