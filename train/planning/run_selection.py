@@ -16,7 +16,7 @@ from entrypoint.plan.inputs import PreviousRun
 from entrypoint.plan.model import RankPlan
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings
-from train.checkpoint.metadata import CorruptCheckpoint, Metadata, read_metadata
+from train.checkpoint.metadata import CorruptCheckpoint, read_metadata
 from train.settings import TrainSettings
 
 SETTINGS_FILE = "settings.json"
@@ -128,21 +128,14 @@ def check_resume(settings: TrainSettings) -> None:
 
     The checkpoint's tensors and data are not looked at.
     """
-    _, starts = select_run_dir(settings)
-    found = first_readable(starts)
-    if found:
-        path, metadata = found
-        compare_settings(path, metadata, settings.to_json(), changed=settings.resume_allow_changed)
-
-
-def first_readable(starts: list[Path]) -> tuple[Path, Metadata] | None:
-    """Return the first checkpoint whose metadata can be read; raises `UserError` if there is none among several."""
-    errors: list[CorruptCheckpoint] = []
-    for path in starts:
+    corrupt: list[CorruptCheckpoint] = []
+    for path in select_run_dir(settings)[1]:
         try:
-            return path, read_metadata(path)[0]
+            metadata, _ = read_metadata(path)
         except CorruptCheckpoint as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return None
+            corrupt.append(error)
+            continue
+        compare_settings(path, metadata, settings.to_json(), changed=settings.resume_allow_changed)
+        return
+    if corrupt:
+        raise corrupt[0]
