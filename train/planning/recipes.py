@@ -16,7 +16,7 @@ from train.data.dataset_info import DatasetInfo
 from train.planning.fine_tuning import fine_tuning_values
 from train.planning.image_sizes import image_sizes
 from train.setting_groups.model import TIMM_PREFIX
-from train.settings import ImageShape, TrainSettings
+from train.settings import TrainSettings
 
 # The network, label smoothing and test-time augmentation of airbench94 (arXiv:2404.00498). Muon (arXiv:2502.16982) is
 # what gains most over its SGD: benchmarks/README.md has the worth of each part.
@@ -79,7 +79,8 @@ def with_recipe(
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
     left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
     has_own_model = "model" in given.sources and given.values.model != recipe.get("model")
-    if has_own_model or not fits_schedule(given.values, dataset.shape):
+    has_side = min(image_sizes(given.values, dataset.shape).train[1:]) == CIFAR_SIDE
+    if has_own_model or not has_side or given.values.transforms == "book":
         left_out.add("size_schedule")
     chosen = {field: text for field, text in recipe.items() if field not in left_out}
     if not chosen:
@@ -94,8 +95,3 @@ def with_recipe(
     decision = make_decision("recipe", value, "your own settings win", text, given.sources.get("recipe", ""))
     plan = replace(plan.with_variables(variables), decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan
-
-
-def fits_schedule(settings: TrainSettings, shape: ImageShape) -> bool:
-    """Return whether the sizes of the recipe's schedule fit the images, and the transforms resize them."""
-    return settings.transforms != "book" and min(image_sizes(settings, shape).train[1:]) == CIFAR_SIDE
