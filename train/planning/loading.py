@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from statistics import mean
 
 from entrypoint.core.errors import ExitCode, UserError, count_text
 from entrypoint.core.settings_base import ParsedSettings
@@ -32,21 +33,17 @@ def decide_workers(
     given: ParsedSettings[TrainSettings], plan: Plan, source: str, dataset: DatasetInfo, memory_bytes: int
 ) -> tuple[int, Decision]:
     """Return the threads of each rank that decode, none for data in memory; raises `UserError` for too many batches."""
-    workers, decision = choose_workers(given, plan, source)
-    if source == "stream":
-        check_prefetching(given, plan, dataset, workers, memory_bytes)
-    return workers, decision
-
-
-def choose_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str) -> tuple[int, Decision]:
-    """Return the threads of each rank that decode."""
-    requested = given.values.num_workers
     if source == "memory":
         return 0, Decision("loader workers", "0", "batches come from memory")
+    requested = given.values.num_workers
     if requested != "auto":
-        return requested, make_decision("loader workers", str(requested), "", "", given.sources.get("num_workers", ""))
-    workers = min(rank.threads for rank in plan.ranks)
-    return workers, Decision("loader workers", str(workers), "one per thread of the rank; more if files are slow")
+        workers = requested
+        decision = make_decision("loader workers", str(workers), "", "", given.sources.get("num_workers", ""))
+    else:
+        workers = min(rank.threads for rank in plan.ranks)
+        decision = Decision("loader workers", str(workers), "one per thread of the rank; more if files are slow")
+    check_prefetching(given, plan, dataset, workers, memory_bytes)
+    return workers, decision
 
 
 def check_prefetching(
@@ -123,13 +120,8 @@ def adapt(values: Normalization, channels: int) -> Normalization:
     if len(values[0]) == channels:
         return values
     if channels == 1:
-        return GRAY if values == IMAGENET else (mean_of(values[0]), mean_of(values[1]))
+        return GRAY if values == IMAGENET else ((mean(values[0]),), (mean(values[1]),))
     return values[0] * channels, values[1] * channels
-
-
-def mean_of(values: tuple[float, ...]) -> tuple[float]:
-    """Return the mean, as the only value."""
-    return (sum(values) / len(values),)
 
 
 def text_of(values: Normalization) -> str:
