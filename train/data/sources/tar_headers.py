@@ -21,6 +21,8 @@ from train.setting_groups.folder_kind import IMAGE_ENDINGS
 LABEL_FIELDS = ("cls", "label")
 # A key is the path up to the first dot of the name, as in webdataset. Names that begin with a dot have none.
 NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]*)", re.DOTALL)
+# What webdataset takes as a note about the shard.
+METADATA = re.compile(r"__[^/]*__", re.DOTALL)
 LABEL = re.compile(rb"\s*(\d{1,9})\s*", re.ASCII)
 # As many digits as `LABEL` takes.
 MAX_LABEL = 10**9 - 1
@@ -89,6 +91,7 @@ def read_images(file: BinaryIO, size: int) -> list[tuple[ImageRange, int]]:
     return [image_of(key, sample) for key, sample in samples.items()]
 
 
+COPY_AGAIN = "Copy or pack it again"
 NO_RANDOM_READ = "so no image can be read by itself. Decompress it to a .tar"
 
 
@@ -103,35 +106,20 @@ def read_members(file: BinaryIO, size: int) -> Iterator[tuple[str, str, tarfile.
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
                 if member.size < 0:
-                    raise damaged_error(member.offset)
+                    raise ShardError(f"has a damaged header at byte {member.offset:,}. {COPY_AGAIN}")
                 if (missing := member.offset_data + member.size - size) > 0:
-                    raise cut_error(f"{printable(member.name)} lacks {missing:,} bytes")
+                    raise ShardError(f"is cut short: {printable(member.name)} lacks {missing:,} bytes. {COPY_AGAIN}")
                 if member.issparse():
                     raise ShardError(f"has {printable(member.name)} as a sparse file. Pack it without --sparse")
                 found = NAME.fullmatch(member.name)
-                if member.isreg() and found and not is_metadata(member.name):
+                if member.isreg() and found and not METADATA.fullmatch(member.name):
                     yield found[1], found[2].lower(), member
             check_end(file, archive.offset)
     except (ShardError, OSError):
         raise
     except Exception as error:  # tarfile raises what its parser meets: TarError, ValueError, RecursionError
         reason = first_line(error) or type(error).__name__
-        raise ShardError(f"is no whole tar file ({printable(reason)}). Copy or pack it again") from None
-
-
-def cut_error(reason: str) -> ShardError:
-    """Return the error for a shard that lacks its end."""
-    return ShardError(f"is cut short: {reason}. Copy or pack it again")
-
-
-def damaged_error(offset: int) -> ShardError:
-    """Return the error for a header that cannot be one."""
-    return ShardError(f"has a damaged header at byte {offset:,}. Copy or pack it again")
-
-
-def is_metadata(name: str) -> bool:
-    """Return whether webdataset takes a member as a note about the shard."""
-    return "/" not in name and name.startswith("__") and name.endswith("__")
+        raise ShardError(f"is no whole tar file ({printable(reason)}). {COPY_AGAIN}") from None
 
 
 def check_end(file: BinaryIO, offset: int) -> None:
@@ -142,9 +130,9 @@ def check_end(file: BinaryIO, offset: int) -> None:
     file.seek(offset)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
-        raise cut_error("it has no end mark")
+        raise ShardError(f"is cut short: it has no end mark. {COPY_AGAIN}")
     if any(block):
-        raise damaged_error(offset)
+        raise ShardError(f"has a damaged header at byte {offset:,}. {COPY_AGAIN}")
     while block := next_block(file):
         if block.strip(b"\0"):
             raise ShardError("has files behind its end mark, as tar files joined by cat. Pack them again as one")
