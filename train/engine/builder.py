@@ -17,7 +17,7 @@ from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
 from train.acceleration.winograd import use_winograd
-from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, corrupt_error
+from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, corrupt_error
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors
 from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
@@ -263,25 +263,11 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
     elif not loaded:
         load_model_and_optimizer(state.model, state.optimizer, start)
     if state.ema_model and not saved.tensors.get(EMA):
-        copy_weights(state.model, state.ema_model.module)
+        state.ema_model.module.load_state_dict(state.model.state_dict())
     elif state.ema_model and trainer.settings.parallelism == "ddp":
         load_module(state.ema_model, EMA, start)
-    restore_scaler(trainer, saved)
+    if saved.scaler and state.scaler.is_enabled():
+        known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
+        state.scaler.load_state_dict({**state.scaler.state_dict(), **known})
     state.step, state.seconds, state.losses = start.step, saved.seconds, list(start.losses)
     state.best, state.stale_epochs, state.best_metric = saved.best, saved.stale_epochs, saved.best_metric
-
-
-def copy_weights(model: nn.Module, target: nn.Module) -> None:
-    """Copy the weights and buffers of a model into another one of the same kind."""
-    with torch.no_grad():
-        for ours, theirs in ((target.parameters(), model.parameters()), (target.buffers(), model.buffers())):
-            for mine, source in zip(ours, theirs, strict=True):
-                mine.copy_(source)
-
-
-def restore_scaler(trainer: Trainer, saved: Metadata) -> None:
-    """Load the loss scale, if the checkpoint and this run have one."""
-    scaler = trainer.state.scaler
-    if saved.scaler and scaler.is_enabled():
-        known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
-        scaler.load_state_dict({**scaler.state_dict(), **known})
