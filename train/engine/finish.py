@@ -84,7 +84,9 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     }
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
-    write_skipped(run.folder, skipped)
+    if skipped:
+        with disk_errors_as_user_errors(run.folder):
+            atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
     write_files(run, run.metrics, summary, evaluation, eval_state, started)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)
@@ -174,13 +176,6 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "seed": settings.seed,
         "doubts": list(run.model_builder.plan.the_trainer().doubts),
     }
-
-
-def write_skipped(folder: Path, skipped: list[str]) -> None:
-    """Write skipped.txt, a line for each image that could not be read; raises `UserError` for a disk."""
-    if skipped:
-        with disk_errors_as_user_errors(folder):
-            atomic_write_text(folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
 
 
 def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:

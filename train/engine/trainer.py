@@ -171,15 +171,9 @@ def should_stop_early(run: TrainingRun) -> bool:
     patience, stale = run.settings.early_stopping, run.trainer.state.stale_epochs
     if not patience or stale < patience:
         return False
-    run.progress.print(
-        f"stopping early: {run.choice} {stopping_metric(run.settings)} has not improved for {stale} epochs"
-    )
+    metric = run.settings.score if run.settings.early_stopping_metric == "accuracy" else "loss"
+    run.progress.print(f"stopping early: {run.choice} {metric} has not improved for {stale} epochs")
     return True
-
-
-def stopping_metric(settings: TrainSettings) -> str:
-    """Return the name of what early stopping looks at."""
-    return settings.score if settings.early_stopping_metric == "accuracy" else "loss"
 
 
 def note_improvement(run: TrainingRun, score: EvalResult) -> None:
