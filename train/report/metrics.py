@@ -7,15 +7,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EINVAL, ENOSPC
+from errno import ENOSPC
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line, printable
 from entrypoint.core.packages import missing_module
+from entrypoint.core.paths import open_regular
 from train.checkpoint.metadata import read_bytes, write_error
 from train.report.curves import draw_curves
 from train.report.run_folder import as_json
@@ -55,7 +55,8 @@ class MetricsWriter:
         with self.without_failing("metrics.jsonl"):
             if resumed_step is not None:
                 remove_later_lines(folder / "metrics.jsonl", resumed_step)
-            self.metrics = open_to_append(folder / "metrics.jsonl")
+            (folder / "metrics.jsonl").touch()
+            self.metrics = open_regular(folder / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
         with self.without_failing("tensorboard"):
             if tensorboard and not missing_module("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
@@ -145,18 +146,6 @@ def without_tensorboards_thread(hook: Callable[[Any], object]) -> Callable[[Any]
             hook(error)
 
     return handle
-
-
-def open_to_append(path: Path) -> int:
-    """Return the descriptor of a regular file to append to; raises OSError for another kind.
-
-    A FIFO would block until somebody reads it.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(EINVAL, "not a regular file")
-    return descriptor
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
