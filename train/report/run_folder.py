@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 from collections.abc import Mapping
@@ -47,8 +46,6 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
     output = settings.output_dir
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if not os.access(output, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
         folder, starts = make_run_dir(settings)
         lock.acquire(folder)
         check_entries(folder)
