@@ -127,11 +127,15 @@ def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
     if test is None and (whole := whole_folder(data_dir)):
         return whole, whole
     if not train.is_dir() or test is None:
-        found = sorted(printable(entry.name) for entry in data_dir.iterdir())[:5]
-        holds = f"holds {', '.join(found)}" if found else "is empty"
         needs = "train/ and test/ (or val/), or a folder for each class, or a list of its files in train.csv"
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs {needs}")
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; it needs {needs}")
     return train, test
+
+
+def what_is_there(data_dir: Path) -> str:
+    """Return what a folder without the data that it needs holds, for the error that names it."""
+    found = sorted(printable(entry.name) for entry in os.scandir(data_dir))[:5]
+    return f"holds {', '.join(found)}" if found else "is empty"
 
 
 def whole_folder(data_dir: Path) -> Path | None:

@@ -15,6 +15,7 @@ from train.data.sources.image_folder import (
     append_split,
     classes_differ_error,
     translate_folder_errors,
+    what_is_there,
     why_no_file,
 )
 from train.data.sources.shard_index import Index, load_index
@@ -180,9 +181,3 @@ def shard_error(data_dir: Path, error: ShardError) -> UserError:
     """Return the error of one line for a shard that cannot be used."""
     name = error.path.relative_to(data_dir) if error.path else "a shard"
     return UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(name)} {error}.")
-
-
-def what_is_there(data_dir: Path) -> str:
-    """Return what a folder without shards holds, for the error that names it."""
-    found = sorted(printable(entry.name) for entry in os.scandir(data_dir))[:5]
-    return f"holds {', '.join(found)}" if found else "is empty"
