@@ -94,7 +94,8 @@ class BatchSampler:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = self.order_of(epoch)
-        shards = [torch.arange(size)[self.shard_of(shard_slice(size, part, parts))] for part in range(parts)]
+        whole = [torch.arange(size)[shard_slice(size, part, parts)] for part in range(parts)]
+        shards = [part[shard_slice(len(part), self.group.rank, self.group.world_size)] for part in whole]
         counts = {name: augmentation.count_draws(self.settings) for name, augmentation in AUGMENTATIONS.items()}
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
@@ -128,11 +129,6 @@ class BatchSampler:
         order = order if self.rows is None else self.rows[order]
         times = self.settings.repeated_augment
         return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
-
-    def shard_of(self, part: slice) -> slice:
-        """Return this rank's shard of a micro-batch."""
-        shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
-        return slice(part.start + shard.start, part.start + shard.stop)
 
 
 class BatchSource:
