@@ -35,9 +35,10 @@ class SmallConv2d(FasterConv2d):
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
             strided = images[:, :: self.stride[0], :: self.stride[1]]
             return linear(strided, weight.flatten(1), bias).permute(0, 3, 1, 2)
+        assert isinstance(self.padding, tuple), "has_settings says so"
         rows, columns = (
             tap_table(size, *along)
-            for size, *along in zip((height, width), self.kernel_size, self.stride, padding_2d(self), strict=True)
+            for size, *along in zip((height, width), self.kernel_size, self.stride, self.padding, strict=True)
         )
         matrix: Tensor = ConvAsMatrix.apply(weight, rows, columns)
         biases = None if bias is None else bias.repeat(len(rows) * len(columns))
@@ -137,10 +138,3 @@ def iter_taps(rows: TapTable, columns: TapTable) -> Iterator[tuple[tuple[int, in
             tap = rows[a][c], columns[b][d]
             if min(tap) >= 0:
                 yield (a, b, c, d), tap
-
-
-def padding_2d(module: nn.Conv2d) -> tuple[int, int]:
-    """Return the number of zeros that a convolution adds at each edge, as (height, width)."""
-    assert not isinstance(module.padding, str)
-    height, width = module.padding
-    return height, width
