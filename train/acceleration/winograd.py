@@ -7,6 +7,7 @@ oneDNN has no such kernel for x86 CPUs. Sums round differently, by up to 3e-4 of
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -57,24 +58,17 @@ class WinogradKernel:
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         self.functions = [ctypes.cast(getattr(process, name), pointer).value for name in names]
 
-    def forward(self, sizes: tuple[int, ...], inputs: tuple[int, int], strides: tuple[int, ...], result: int) -> None:
-        """Write the convolution of images by filters, both in `inputs`; raises `MemoryError`."""
-        openmp = OpenMP(*self.functions, torch.get_num_threads())
-        if self.compute_forward(openmp, Shape(*sizes), *inputs, Strides(*strides), result):
-            raise MemoryError("no memory for a convolution")
+    def run(self, compute: Callable[..., int], images: Tensor, filters: Tensor, *others: int | None) -> None:
+        """Have one of the two functions compute, with the addresses that it takes besides; raises `MemoryError`.
 
-    def backward(
-        self,
-        sizes: tuple[int, ...],
-        inputs: tuple[int, int],
-        strides: tuple[int, ...],
-        gradient: int,
-        results: tuple[int | None, int | None],
-    ) -> None:
-        """Write the gradients of images and filters, but not where the address is None; raises `MemoryError`."""
+        The forward one writes the convolution. The other one takes its gradient, and writes those of images and
+        filters, but not where the address is None.
+        """
+        count, channels, height, width = images.shape
         openmp = OpenMP(*self.functions, torch.get_num_threads())
-        if self.compute_backward(openmp, Shape(*sizes), *inputs, Strides(*strides), gradient, *results):
-            raise MemoryError("no memory for the gradient of a convolution")
+        sizes = Shape(count, height, width, channels, len(filters))
+        if compute(openmp, sizes, images.data_ptr(), filters.data_ptr(), Strides(*filters.stride()), *others):
+            raise MemoryError("no memory for a convolution or its gradient")
 
 
 @cache
@@ -130,8 +124,8 @@ class WinogradConvolution(torch.autograd.Function):
         ctx.save_for_backward(images, filters)
         count, _, height, width = images.shape
         result = images.new_empty((count, height, width, len(filters))).permute(0, 3, 1, 2)
-        addresses = images.data_ptr(), filters.data_ptr()
-        kernel().forward(sizes(images, filters), addresses, filters.stride(), result.data_ptr())
+        functions = kernel()
+        functions.run(functions.compute_forward, images, filters, result.data_ptr())
         return result
 
     @staticmethod
@@ -151,9 +145,9 @@ class WinogradConvolution(torch.autograd.Function):
             torch.empty_like(one) if needed else None
             for one, needed in zip((images, filters), ctx.needs_input_grad, strict=True)
         ]
-        first, second = (None if one is None else one.data_ptr() for one in results)
-        addresses = images.data_ptr(), filters.data_ptr()
-        kernel().backward(sizes(images, filters), addresses, filters.stride(), gradient.data_ptr(), (first, second))
+        addresses = (None if one is None else one.data_ptr() for one in results)
+        functions = kernel()
+        functions.run(functions.compute_backward, images, filters, gradient.data_ptr(), *addresses)
         return results[0], results[1]
 
 
@@ -167,12 +161,6 @@ def kernel() -> WinogradKernel:
     found = winograd_kernel()
     assert found
     return found
-
-
-def sizes(images: Tensor, filters: Tensor) -> tuple[int, ...]:
-    """Return (images, height, width, input channels, output channels)."""
-    count, channels, height, width = images.shape
-    return count, height, width, channels, len(filters)
 
 
 def use_winograd(model: nn.Module) -> nn.Module:

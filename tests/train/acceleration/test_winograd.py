@@ -167,11 +167,10 @@ def test_lack_of_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, images, filters = winograd_kernel(), random_images(1, 16, 8, 8), random_filters(16, 16)
     assert kernel
     monkeypatch.setattr("torch.get_num_threads", lambda: 10**9)
-    sizes, addresses = (1, 8, 8, 16, 16), (images.data_ptr(), filters.data_ptr())
     with pytest.raises(MemoryError):
-        kernel.forward(sizes, addresses, filters.stride(), images.data_ptr())
+        kernel.run(kernel.compute_forward, images, filters, images.data_ptr())
     with pytest.raises(MemoryError):
-        kernel.backward(sizes, addresses, filters.stride(), images.data_ptr(), (None, filters.data_ptr()))
+        kernel.run(kernel.compute_backward, images, filters, images.data_ptr(), None, filters.data_ptr())
 
 
 @pytest.mark.parametrize(
