@@ -124,7 +124,8 @@ def ask_about_model(
         msgspec.structs.replace(question, variables={name: portable(text) for name, text in variables.items()})
     )
     depends_on_files = given.values.is_own_model or given.values.weights
-    file = None if cache is None or depends_on_files else cache / "models" / f"{digest(asked, versions)}.json"
+    digest = hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
+    file = None if cache is None or depends_on_files else cache / "models" / f"{digest}.json"
     report = read_report(file) if file else None
     if report is None:
         report = run_probe(given.values.model, asked, python)
@@ -133,11 +134,6 @@ def ask_about_model(
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 atomic_write_text(file, msgspec.json.encode(report).decode())
     return report
-
-
-def digest(asked: bytes, versions: Mapping[str, str]) -> str:
-    """Return what distinguishes a question to these versions from all others."""
-    return hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
 
 
 def read_report(file: Path) -> ModelReport | None:
