@@ -250,15 +250,10 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
         return UserError(
             f"{printable(flag)}: unexpected. Use `entrypoint run {printable(flag)}` to run your own script."
         )
-    if target == "run" and is_flag_of(load_group("train"), flag):
+    if target == "run" and any(about.flag == flag for about in describe_settings(load_group("train"))):
         return UserError(f"{flag}: a flag of the trainer. Write the script's own flags after its name.")
     if flag.removeprefix("--") in (*SWITCHES, *FILES):
         return UserError(f"{flag}: {name} does not take it. Leave it out, or see `entrypoint {name} --help`.")
     known = [about.flag for group in groups for about in describe_settings(group)]
     known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(COMMANDS[name].files if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")
-
-
-def is_flag_of(group: type[Settings], flag: str) -> bool:
-    """Return whether a flag is one of a group's settings."""
-    return any(about.flag == flag for about in describe_settings(group))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from entrypoint.core.errors import UserError
+import msgspec
+
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import resolve
+from train.child import ask_child
 from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
 from train.data.sources.image_folder import (
@@ -42,6 +46,7 @@ class DatasetInfo:
     `has_val` says whether a folder has val/ next to test/, and `is_cut` whether it has neither and was split here.
     `has_kernel` says whether the compiled JPEG decoder is there.
     `class_counts` are the numbers of training images of each class, empty where they are not known.
+    `problem` says why a data set of the user's cannot be used.
     `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
@@ -60,6 +65,7 @@ class DatasetInfo:
     shared: tuple[int, int] = (0, 0)
     class_counts: tuple[int, ...] = ()
     task: str = "classify"
+    problem: str = ""
 
     def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
         """Return the same set with images of another shape."""
@@ -88,9 +94,27 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
+    if settings.is_own_dataset:
+        return ask_probe(settings)
+    return describe_lists(settings, *list_files(settings, limit=MAX_COUNTED + 1))
+
+
+@cache
+def ask_probe(settings: TrainSettings) -> DatasetInfo:
+    """Return the facts of a data set of the user's, which a child process imports; raises `UserError`."""
+    try:
+        report = ask_child("train.data.dataset_probe", msgspec.json.encode(settings.to_json()), DatasetInfo)
+    except ValueError as error:
+        raise UserError(f"TRAIN_DATASET={printable(settings.dataset)}: cannot be read ({error}). Correct it.") from None
+    if report.problem:
+        raise UserError(report.problem)
+    return report
+
+
+def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -> DatasetInfo:
+    """Return the facts of listed files; raises `UserError` for an image that cannot be read."""
     from train.data.decoding.jpeg import jpeg_kernel
 
-    train, test = list_files(settings, limit=MAX_COUNTED + 1)
     headers = read_headers(train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     trained = 0 if settings.evaluate else len(train)  # both are the same list then

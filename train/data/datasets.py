@@ -123,7 +123,12 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
     if settings.reads_files:
-        listings = list_files(settings)
+        if settings.is_own_dataset:
+            from train.data.sources.own_dataset import list_own_splits
+
+            listings = list_own_splits(settings, only_test=bool(settings.evaluate))
+        else:
+            listings = list_files(settings)
         if source == "stream":
             probed: tuple[str, ...] = ()
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
@@ -281,7 +286,8 @@ def probe_classes(listing: ImageList, shape: ImageShape) -> tuple[UnreadableImag
     """
     readable: set[int] = set()
     bad: dict[int, UnreadableImage] = {}
-    for row, label in enumerate(listing.labels):
+    for row, number in enumerate(listing.labels):
+        label = 0 if listing.targets else number  # rows of targets are no classes
         if label in readable:
             continue
         image = read_image(listing.files[row], shape)

@@ -28,11 +28,8 @@ def output_scale(data: DataSet, settings: TrainSettings) -> OutputScale:
     return OutputScale(mean=tuple(values.mean(0).tolist()), deviation=tuple(deviation.tolist()))
 
 
-def target_table(targets: Targets | None, outputs: OutputScale) -> Tensor | None:
-    """Return (rows, names) floats as the model learns them, None without targets."""
-    if targets is None:
-        return None
-    table = raw_table(targets)
+def as_learned(table: Tensor, outputs: OutputScale) -> Tensor:
+    """Return (rows, names) floats as the model learns them."""
     if outputs.mean:
         mean, deviation = (torch.tensor(one, dtype=torch.float64) for one in (outputs.mean, outputs.deviation))
         table = (table - mean) / deviation

@@ -175,7 +175,12 @@ class ModelBuilder:
         if same_shapes(whole, saved):
             return None
         here, there = shapes_of(whole.state_dict()), shapes_of(saved)
-        smaller = {name: shape for name, shape in there.items() if is_smaller(shape, here.get(name, ()))}
+        smaller = {
+            name: shape
+            for name, shape in there.items()
+            if len(shape) == len(here.get(name, ()))
+            and all(new <= old for new, old in zip(shape, here[name], strict=True))
+        }
         check_shapes(start.path, MODEL, there, {**here, **smaller})
         try:
             resize_to_state(whole, saved)
@@ -220,11 +225,6 @@ class ModelBuilder:
             f"pruned by {self.settings.prune_backend}: {before:,} parameters before,"
             f" {count_parameters(trainer.state.model):,} left"
         )
-
-
-def is_smaller(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Return whether no dimension of a shape is larger than in the whole model."""
-    return len(shape) == len(whole) and all(new <= old for new, old in zip(shape, whole, strict=True))
 
 
 def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, start: ResumePoint) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-
 import msgspec
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
+from train.child import answer
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
 from train.models.pruning import prune_state
@@ -148,18 +145,14 @@ def weights_normalization(settings: TrainSettings) -> tuple[tuple[float, ...], t
     return published_normalization(settings.model)
 
 
-def main() -> None:
-    """Read a question from standard input and write the report as the last line of standard output."""
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelQuestion)
+def report(question: bytes) -> ModelReport:
+    """Return what becomes of the model that a question names, or why it cannot be used."""
     torch.set_num_threads(1)
-    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print
-        try:
-            report = report_on(question)
-        except UserError as error:
-            report = ModelReport(error=one_line(error), code=int(error.code))
-    sys.stdout.flush()
-    os.write(1, b"\n" + msgspec.json.encode(report))
+    try:
+        return report_on(msgspec.json.decode(question, type=ModelQuestion))
+    except UserError as error:
+        return ModelReport(error=one_line(error), code=int(error.code))
 
 
 if __name__ == "__main__":
-    main()
+    answer(report)

@@ -26,7 +26,7 @@ from train.data.datasets import DataSet
 from train.data.feeds.batches import BatchSource
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
-from train.data.target_table import target_table
+from train.data.target_table import as_learned, raw_table
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
@@ -178,7 +178,7 @@ def setup_run(
 
 def build_loss(settings: TrainSettings, data: DataSet, source: BatchSource) -> Loss:
     """Return the loss that a run minimizes, on its device; raises `UserError` for weights of unknown classes."""
-    table = target_table(data.targets, source.normalize.outputs)
+    table = as_learned(raw_table(data.targets), source.normalize.outputs) if data.targets else None
     labels = data.trained_labels
     counts = torch.bincount(labels, minlength=len(data.classes)) if table is None else table[labels].sum(0)
     device = source.normalize.mean.device

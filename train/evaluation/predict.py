@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import torch
 from msgspec.structs import replace
@@ -35,18 +35,13 @@ from train.transforms.test_time import averaged_logits
 class Prediction:
     """What a model says of an image, or why the image cannot be read.
 
-    `classes` are the most likely ones with their probabilities, or the names of numbers with these.
+    `classes` are the most likely ones with their probabilities, or the names of numbers with these (`kind`).
     """
 
     path: Path
     classes: tuple[tuple[str, float], ...] = ()
     problem: str = ""
-    is_number: bool = False
-
-    @property
-    def column(self) -> str:
-        """What the second part of each entry of `classes` is."""
-        return "value" if self.is_number else "probability"
+    kind: Literal["probability", "value"] = "probability"
 
 
 @dataclass(frozen=True)
@@ -90,12 +85,12 @@ class Predictor:
                 copies = self.trained.settings.test_time_augment if own == "auto" else own
                 logits = averaged_logits(self.model, inputs, copies)
             rows = map(self.answer, logits)
-        is_number = self.trained.settings.task == "regress"
+        kind: Literal["probability", "value"] = "value" if self.trained.settings.task == "regress" else "probability"
         for path, image in zip(paths, images, strict=True):
             if isinstance(image, UnreadableImage):
-                yield Prediction(path, problem=image.reason, is_number=is_number)
+                yield Prediction(path, problem=image.reason, kind=kind)
             else:
-                yield Prediction(path, next(rows), is_number=is_number)
+                yield Prediction(path, next(rows), kind=kind)
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.
@@ -138,7 +133,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 def write_table(predictions: Iterator[Prediction], out: TextIO) -> None:
     """Write a line for each image: file, class and percentage, and the next classes after them."""
     for one in predictions:
-        values = (f"{share:.6g}" if one.is_number else f"{100 * share:.1f} %" for _, share in one.classes)
+        values = (f"{share:.6g}" if one.kind == "value" else f"{100 * share:.1f} %" for _, share in one.classes)
         pairs = zip(one.classes, values, strict=True)
         if not one.problem:
             text = "  ".join(f"{one_line(name)} {value}" for (name, _), value in pairs)
@@ -150,7 +145,7 @@ def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
     writer = csv.writer(out)
     for index, one in enumerate(predictions):
         if not index:
-            writer.writerow(("file", "rank", "class", one.column))
+            writer.writerow(("file", "rank", "class", one.kind))
         for rank, (name, share) in enumerate(one.classes, 1):
             writer.writerow((cell_text(str(one.path)), rank, cell_text(name), f"{share:.6f}"))
 
@@ -167,7 +162,7 @@ def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
         if one.problem
         else {
             "file": os.fsencode(one.path).decode(errors="replace"),
-            "predictions": [{"class": name, one.column: round(share, 6)} for name, share in one.classes],
+            "predictions": [{"class": name, one.kind: round(share, 6)} for name, share in one.classes],
         }
         for one in predictions
     ]

@@ -14,13 +14,12 @@ from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
-from train.checkpoint.metadata import OutputScale
 from train.data.datasets import DataSet
 from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.data.sources.targets import Targets
-from train.data.target_table import target_table
+from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import EvalMethod, evaluate, evaluation_values
 from train.evaluation.load_model import load_model
@@ -107,18 +106,16 @@ def known_targets(targets: Targets | None, order: Tensor, trained: TrainedRun) -
 
     Raises `UserError` for data without a number that the model gives.
     """
-    table = target_table(targets, OutputScale())
-    if table is None:
+    if targets is None:
         return None
-    outputs = trained.normalization.outputs
-    if outputs.mean and len(order) < len(trained.classes):
-        missing = next(name for index, name in enumerate(trained.classes) if index not in order.tolist())
-        raise UserError(f"TRAIN_DATA_DIR: has no column {printable(missing)}, which the model gives. Add it.")
-    whole = table.new_zeros(len(table), len(trained.classes))
-    whole[:, order] = table
-    if not outputs.mean:
-        return whole
-    return (whole - torch.tensor(outputs.mean)) / torch.tensor(outputs.deviation)
+    outputs, missing = trained.normalization.outputs, set(range(len(trained.classes))) - set(order.tolist())
+    if outputs.mean and missing:
+        name = printable(trained.classes[min(missing)])
+        raise UserError(f"TRAIN_DATA_DIR: has no column {name}, which the model gives. Add it.")
+    raw = raw_table(targets)
+    whole = raw.new_zeros(len(raw), len(trained.classes))
+    whole[:, order] = raw
+    return as_learned(whole, outputs)
 
 
 def renumber(batches: Iterator[tuple[Tensor, Tensor]], numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -247,8 +247,12 @@ def import_users_module(name: str, folder: Path | None) -> Any:
     return importlib.import_module(f"{alias}.{rest}") if rest else sys.modules[alias]
 
 
-def import_factory(name: str, folder: Path | None) -> Callable[..., Any]:
-    """Return the callable at an import path; raises `UserError` for one that cannot be imported."""
+def import_factory(name: str, folder: Path | None, variable: str = "TRAIN_MODEL") -> Callable[..., Any]:
+    """Return the callable at an import path; raises `UserError` for one that cannot be imported.
+
+    `variable` is the one that names it.
+    """
+    source = f"{variable}={printable(name)}"
     module_name, _, path = name.partition(":")
     if folder is not None and not folder.is_dir():
         raise UserError(f"TRAIN_MODEL_PATH={printable(folder)}: no such folder. Name the one that has the module.")
@@ -260,21 +264,21 @@ def import_factory(name: str, folder: Path | None) -> Callable[..., Any]:
         where = f" or in TRAIN_MODEL_PATH={printable(folder)}" if folder else ""
         what = f"no module {printable(missing)} is installed{where}" if own else f"needs {printable(missing)}"
         to_do = "Set TRAIN_MODEL_PATH to its folder" if own else "Install it"
-        raise UserError(f"TRAIN_MODEL={printable(name)}: {what}. {to_do}.") from None
+        raise UserError(f"{source}: {what}. {to_do}.") from None
     except BaseException as error:  # a module runs any code when it is imported, and may even exit
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UserError(f"TRAIN_MODEL={printable(name)}: its module {describe_failure(error)}. Correct it.") from None
+        raise UserError(f"{source}: its module {describe_failure(error)}. Correct it.") from None
     for part in path.split("."):
         owner, found = found, getattr(found, part, None)
         if found is None:
             known = [one for one in dir(owner) if callable(getattr(owner, one, None)) and not one.startswith("_")]
             raise UserError(
-                f"TRAIN_MODEL={printable(name)}: no {printable(part)} in {printable(module_name)}."
+                f"{source}: no {printable(part)} in {printable(module_name)}."
                 f" {did_you_mean(part, known)}Name a function of it."
             )
     if not callable(found):
-        raise UserError(f"TRAIN_MODEL={printable(name)}: cannot be called. Name a function that returns a model.")
+        raise UserError(f"{source}: cannot be called. Name a function.")
     return found  # type: ignore[no-any-return]
 
 

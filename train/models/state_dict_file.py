@@ -168,7 +168,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         content = read_bytes(path)
         if path.name.endswith(INDEX_ENDING):
             return read_shards(path, msgspec.json.decode(content, type=ShardIndex).weight_map)
-        found = dict(sorted(parse_safetensors(content).items())) if is_safetensors(content) else read_pickled(content)
+        # safetensors starts with a length and then JSON, which no pickle and no zip file does
+        is_safetensors = content[8:9] == b"{" and not content.startswith(b"PK")
+        found = dict(sorted(parse_safetensors(content).items())) if is_safetensors else read_pickled(content)
     except WholeModel as error:
         raise whole_model(path, str(error)) from None
     except MemoryError:
@@ -216,11 +218,6 @@ def whole_model(path: Path, key: str) -> UserError:
         f"TRAIN_WEIGHTS={printable(path)}: holds a whole model, and reading it would run its code. If you trust the"
         f" file, type `{one_line(command)}` where that code is, and name the new file."
     )
-
-
-def is_safetensors(content: bytes) -> bool:
-    """Return whether a file is no pickle and no zip file: safetensors starts with a length and then JSON."""
-    return content[8:9] == b"{" and not content.startswith(b"PK")
 
 
 def read_pickled(content: bytes) -> dict[str, Tensor]:

@@ -36,6 +36,8 @@ from train.settings import ImageShape
 
 # Extra classifiers of torchvision's GoogLeNet and Inception, which are trained without here.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+# A profiler's counters, which are no weights (thop).
+COUNTERS = ("total_ops", "total_params")
 # Counters of BatchNorm that old files do not have; nothing reads them.
 OPTIONAL = "num_batches_tracked"
 NAMED = 3
@@ -137,7 +139,9 @@ def fit_weights(
             f"{source}: its classes are {name_some(origin.classes)}, and the data set has {name_some(classes)}. Set"
             " TRAIN_HEAD=new to train a new last layer."
         )
-    unused = tuple(name for name in state if name not in own and not name.startswith(AUXILIARY) and not is_count(name))
+    unused = tuple(
+        name for name in state if name not in own and not name.startswith(AUXILIARY) and not name.endswith(COUNTERS)
+    )
     new = tuple(name for name in own if name not in same and not name.endswith(OPTIONAL))
     strange = [name for name in new if not in_modules(name, head)]
     body = [name for name in own if not in_modules(name, head)]
@@ -210,11 +214,6 @@ def converted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return state
 
 
-def is_count(name: str) -> bool:
-    """Return whether a name is that of a profiler's counter, which is no weight (thop)."""
-    return name.rpartition(".")[2] in ("total_ops", "total_params")
-
-
 def check_values(source: str, state: Mapping[str, Tensor]) -> None:
     """Raise `UserError` for weights that are quantized or not finite: training could only fail."""
     for name, one in state.items():
@@ -238,7 +237,7 @@ def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Ten
     name = settings.model
     if name.startswith(TIMM_PREFIX):
         return timm_state(name, shape)
-    path = torchvision_file(name)
+    path = Path(torch.hub.get_dir(), "checkpoints", torchvision_weights(name).url.rsplit("/", 1)[-1])
     if not path.exists():
         download(name, path)
     return read_state_dict(path)
@@ -255,11 +254,6 @@ def torchvision_weights(name: str) -> Any:
             " model, or a file."
         )
     return weights.DEFAULT
-
-
-def torchvision_file(name: str) -> Path:
-    """Return where torch.hub keeps the weights of a torchvision model."""
-    return Path(torch.hub.get_dir(), "checkpoints", torchvision_weights(name).url.rsplit("/", 1)[-1])
 
 
 def download(name: str, path: Path) -> None:

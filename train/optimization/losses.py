@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,11 @@ from train.setting_groups.arguments import parse_class_weights
 from train.setting_groups.optimization import LOSSES, OptimizationSettings
 
 FOCAL_GAMMA = 2
+OF_NUMBERS: Mapping[str, Callable[..., Tensor]] = {
+    "mse": functional.mse_loss,
+    "mae": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,9 @@ class Loss:
 
     def of_targets(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each image, given its row of targets."""
-        if self.name == "mse":
-            return functional.mse_loss(logits, targets, reduction="none").mean(1)
-        if self.name == "mae":
-            return functional.l1_loss(logits, targets, reduction="none").mean(1)
-        if self.name == "huber":
-            return functional.huber_loss(logits, targets, reduction="none").mean(1)
+        if self.name in OF_NUMBERS:
+            numbers: Tensor = OF_NUMBERS[self.name](logits, targets, reduction="none")
+            return numbers.mean(1)
         losses = functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.weights, reduction="none")
         if self.name == "focal":
             losses = losses * (targets - logits.sigmoid()).abs() ** FOCAL_GAMMA

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,16 +14,14 @@ from pathlib import Path
 import msgspec
 
 from entrypoint.core.atomic_files import atomic_write_text
-from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.own_modules import module_command
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
+from train.child import ask_child
 from train.planning.optimizers import DEFAULT_LR, SGD, is_known
 from train.setting_groups.model import OWN_MODELS, ModelSettings
 from train.settings import ImageShape, TrainSettings
 
-PROBE_TIMEOUT_S = 600
 # Networks of ours that grow with the images: from this number of pixels on, memory may not hold the weights.
 MANY_PIXELS = 128 * 128
 # The settings that the child process reads.
@@ -146,18 +143,12 @@ def read_report(file: Path) -> ModelReport | None:
 
 def run_probe(model: str, asked: bytes, python: str) -> ModelReport:
     """Return the report of a child process; raises `UserError`."""
-    command, source = module_command("train.engine.model_probe", python=python), f"TRAIN_MODEL={printable(model)}"
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
+        report = ask_child("train.engine.model_probe", asked, ModelReport, python=python)
+    except ValueError as error:
         raise UserError(
-            f"{source}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.", ExitCode.MACHINE
+            f"TRAIN_MODEL={printable(model)}: cannot be built ({error}). Take another model.", ExitCode.MACHINE
         ) from None
-    try:
-        report = msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=ModelReport)
-    except msgspec.MsgspecError:
-        cause = last_error_line(done.stderr.decode(errors="replace"), f"exit code {done.returncode}")
-        raise UserError(f"{source}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE) from None
     if report.error:
         raise UserError(report.error, ExitCode(report.code))
     return report

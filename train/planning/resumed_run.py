@@ -17,7 +17,7 @@ from entrypoint.core.settings_base import ParsedSettings, read_settings
 from entrypoint.plan.model import Decision
 from train.checkpoint.compare import saved_settings
 from train.planning.run_selection import SETTINGS_FILE
-from train.planning.trained_run import as_variables
+from train.planning.trained_run import as_variables, code_error
 from train.settings import TrainSettings
 
 # What belongs to one start of a run, not to the run; the folder is that of the run, unless the user names another.
@@ -58,11 +58,9 @@ def settings_of_run(folder: Path, asked: ParsedSettings[TrainSettings]) -> dict[
     except (OSError, ValueError, TypeError, RecursionError) as error:
         line = f"{what}: its {SETTINGS_FILE} cannot be read ({printable(error)}). Name one of its checkpoints."
         raise UserError(line) from None
-    if saved.is_own_model and "model" not in asked.sources:
-        raise UserError(
-            f"{what}: its model is the code {printable(saved.model)}, which a file may not choose. If you trust it, set"
-            f" TRAIN_MODEL={printable(saved.model)} and TRAIN_MODEL_PATH."
-        )
+    for field, is_code in (("model", saved.is_own_model), ("dataset", saved.is_own_dataset)):
+        if is_code and field not in asked.sources:
+            raise code_error(what, field, getattr(saved, field))
     defaults, left_out = TrainSettings(), {*OF_A_START, *asked.sources}
     left_out |= {"epochs", "steps"} if {"epochs", "steps"} & left_out else set()
     texts = {

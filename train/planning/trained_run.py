@@ -52,11 +52,17 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
             " that wrote it."
         ) from None
     if settings.is_own_model and model != settings.model:
-        raise UserError(
-            f"{variable}={printable(text)}: its model is the code {printable(settings.model)}, which a file may not"
-            f" choose. If you trust it, set TRAIN_MODEL={printable(settings.model)} and TRAIN_MODEL_PATH."
-        )
+        raise code_error(f"{variable}={printable(text)}", "model", settings.model)
     return TrainedRun(path, settings, origin.shape, origin.classes, origin.normalization)
+
+
+def code_error(source: str, field: str, code: str) -> UserError:
+    """Return the error for code of the user's that a run's files name: they may be a stranger's."""
+    folder = " and TRAIN_MODEL_PATH" if field == "model" else ""
+    return UserError(
+        f"{source}: its {'model' if field == 'model' else 'data set'} is the code {printable(code)}, which a file may"
+        f" not choose. If you trust it, set TRAIN_{field.upper()}={printable(code)}{folder}."
+    )
 
 
 def with_trained_settings(
@@ -69,6 +75,8 @@ def with_trained_settings(
         raise UserError(f"{given.sources['model']}: the weights are of {printable(trained.settings.model)}. Unset it.")
     adopted = [name for name, rules in rules_of(TrainSettings).items() if rules.evaluate == "adopted"]
     taken = {name: getattr(trained.settings, name) for name in adopted if name not in given.sources}
+    if trained.settings.is_own_dataset and "dataset" in taken:
+        raise code_error(f"TRAIN_EVALUATE={printable(own.evaluate)}", "dataset", trained.settings.dataset)
     if "data_dir" in given.sources and trained.settings.dataset in ("digits", "synthetic"):  # which have no folder
         taken["dataset"] = "imagefolder"
     if "eval_size" in given.sources and taken.get("image_size") == "auto":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +80,8 @@ def plan_trainer(
     resume, resume_decisions = plan_resume(given, plan, facts.free_name)
     check_trainer_settings(given, dataset)
     if facts.reads_resume:
-        check_resume(with_resume(settings, resume))
+        named = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
+        check_resume(replace(settings, **named))
     check_shares(settings, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
@@ -135,11 +136,6 @@ def decide_data(
     )
 
 
-def with_resume(settings: TrainSettings, resume: Mapping[str, str]) -> TrainSettings:
-    """Return the settings with the variables of `plan_resume`."""
-    return replace(settings, resume=resume["TRAIN_RESUME"], run_name=resume["TRAIN_RUN_NAME"]) if resume else settings
-
-
 def check_shares(settings: TrainSettings, ranks: int) -> None:
     """Raise `UserError` where a batch has fewer images than there are ranks and micro-batches."""
     shares = ranks * settings.grad_accum_steps
@@ -170,7 +166,7 @@ def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[st
         return ()
     return (
         f"class {printable(most)} has {counts[most]:,} images to train and {printable(fewest)} {counts[fewest]:,}, so"
-        " the small ones are learned badly. Try TRAIN_CLASS_WEIGHTS=auto or TRAIN_BALANCE=1.",
+        " the small ones are learned badly. Try TRAIN_BALANCE=1 or TRAIN_CLASS_WEIGHTS=auto.",
     )
 
 
@@ -264,7 +260,7 @@ FSDP_INCOMPATIBLE = {
 def check_task(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a task without targets, and for a loss of another task."""
     settings = given.values
-    if settings.task != "classify" and settings.dataset != "csv":
+    if settings.task != "classify" and settings.dataset != "csv" and not settings.is_own_dataset:
         raise UserError(
             f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
             " TRAIN_DATASET=csv."

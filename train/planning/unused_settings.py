@@ -56,7 +56,11 @@ def exclusions(
         ),
         ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
         ("eval_size", settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),
-        ("model_path", not settings.is_own_model, "TRAIN_MODEL is no package.module:function"),
+        (
+            "model_path",
+            not settings.is_own_model and not settings.is_own_dataset,
+            "neither TRAIN_MODEL nor TRAIN_DATASET is a package.module:function",
+        ),
         ("gradient_compression", alone, ON_ONE_RANK),
         ("ddp_static_graph", alone, ON_ONE_RANK),
         ("ddp_find_unused_parameters", alone, ON_ONE_RANK),

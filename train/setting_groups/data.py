@@ -8,7 +8,7 @@ from msgspec import Meta
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
-from train.setting_groups.value_types import Alpha, Fraction, Positive
+from train.setting_groups.value_types import Alpha, Fraction, OwnCode, Positive
 
 # Datasets whose images are files of the user.
 FILE_DATASETS = ("imagefolder", "csv", "shards")
@@ -20,10 +20,11 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     """Which images are read, and how they reach the model."""
 
     dataset: Annotated[
-        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"],
+        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"] | OwnCode,
         about(
             "Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
-            " train.csv and test.csv, shards its tar files as webdataset writes them.",
+            " train.csv and test.csv, shards its tar files as webdataset writes them. Or your own as"
+            " package.module:function.",
             basic=True,
             evaluate="adopted",
         ),
@@ -96,7 +97,7 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             "What to do with an image that cannot be read: stop and name it, or skip and count it.",
             speed=False,
             evaluate="own",
-            needs="dataset=imagefolder,csv,shards",
+            needs="dataset!=digits,fashion-mnist,cifar10,synthetic",
         ),
     ] = "error"
     synthetic_images: Annotated[
@@ -225,4 +226,9 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     @property
     def reads_files(self) -> bool:
         """Whether the images are files of the user, which are decoded."""
-        return self.dataset in FILE_DATASETS
+        return self.dataset in FILE_DATASETS or self.is_own_dataset
+
+    @property
+    def is_own_dataset(self) -> bool:
+        """Whether the data set is code that the user names: `package.module:function`."""
+        return ":" in self.dataset

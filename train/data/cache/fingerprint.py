@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.image_file import FileList, ImageFile, TarMember, check_image_file, file_size, read_member
+from train.data.sources.image_file import FileList, ImageFile, OwnSplit, file_size, read_file
 from train.data.sources.image_folder import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
@@ -34,8 +35,10 @@ def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFil
 def digest_of_file(file: ImageFile) -> str:
     """Return a digest of an image's content, or why it cannot be read."""
     try:
-        check_image_file(file)
-        content = read_member(file) if isinstance(file, TarMember) else file.read_bytes()
+        content = read_file(file)
+        if content is None:
+            assert isinstance(file, Path), "the content of others is always read"
+            content = file.read_bytes()
         return hashlib.blake2b(content, digest_size=16).hexdigest()
     except OSError as error:
         return f"unreadable {error.errno}" if error.errno else str(error)
@@ -61,6 +64,8 @@ def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> Da
         chunks = [(files, start) for files in (train, test) for start in range(0, len(files), CHUNK)]
         sizes = chain.from_iterable(pool.map(sizes_of_files, *zip(*chunks, strict=True)))
         digest = hashlib.blake2b(targets.values.tobytes() if targets else b"", digest_size=16)
+        splits = (shard for listing in listings for shard in listing.files.shards)
+        digest.update("".join(split.state for split in splits if isinstance(split, OwnSplit)).encode())
         for (_, relative, label), size in zip(iter_files(listings), sizes, strict=True):
             digest.update(f"{relative}\0{label}\0{size}\0".encode(errors="surrogateescape"))
         some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))

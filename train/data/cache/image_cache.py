@@ -26,7 +26,7 @@ from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import read_bytes
 from train.data.cache.fingerprint import digest_of_file, iter_files
 from train.data.decoding.decoder import read_into
-from train.data.sources.image_file import TarMember
+from train.data.sources.image_file import OwnSplit, TarMember
 from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes, unreadable_image_error
 from train.data.workers import WorkerSpec, init_worker
 from train.lock_file import folder_lock
@@ -200,7 +200,9 @@ def metadata_key(source: ImageSource) -> str:
     state_of = lru_cache(maxsize=1)(partial(state_on_disk, source.policy))  # of a shard, once for all its members
     for file, relative, label in iter_files(source.listings):
         if isinstance(file, TarMember):
-            state = f"{state_of(file.shard.path)}\0{file.offset}\0{file.size}"
+            shard = file.shard
+            known = shard.state if isinstance(shard, OwnSplit) else state_of(shard.path)
+            state = f"{known}\0{file.offset}\0{file.size}"
         else:
             state = state_on_disk(source.policy, file)
         digest.update(f"{file.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from entrypoint.core.errors import first_line
+from entrypoint.core.errors import UserError, first_line
 from train.data.decoding.formats import OtherFormatError, open_with_pillow
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.decoding.pixel_values import convert_to_visible, orientation_of
@@ -104,7 +104,7 @@ def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
 
 def failure_reason(path: ImageFile, error: Exception) -> str:
     """Return in a few words why a file could not be read as an image."""
-    if isinstance(error, OtherFormatError):
+    if isinstance(error, OtherFormatError | UserError):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "empty file" if is_empty(path) else "not an image"

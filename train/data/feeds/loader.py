@@ -55,10 +55,6 @@ class ImageDataset:
     shape: ImageShape
     view: View = PLAIN_VIEW
 
-    def labels_of(self, split: int) -> Tensor:
-        """Return the (N,) labels of a split."""
-        return torch.frombuffer(self.splits[split].labels, dtype=torch.int64)
-
     def __getitem__(self, request: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
         channels, height, width = self.shape

@@ -36,7 +36,8 @@ class StreamSource(BatchSource):
         rows: SplitRows = ALL_ROWS,
     ) -> None:
         self.loader, self.dataset = loader, loader.dataset
-        super().__init__(self.dataset.labels_of(TRAIN), self.dataset.shape, settings, group, rows)
+        labels = torch.frombuffer(self.dataset.splits[TRAIN].labels, dtype=torch.int64)
+        super().__init__(labels, self.dataset.shape, settings, group, rows)
         self.buffers: dict[int, Tensor] = {}
         self.normalize = normalize or self.measure_normalization()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -31,9 +32,21 @@ class Shard:
     ctime_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSplit(Shard):
+    """A split of a data set that the user's code makes: `path` says which, `state` changes with its content.
+
+    Items are read one after the other, because such code need not be made for threads.
+    """
+
+    get: Callable[[int], bytes]
+    state: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A file inside a shard: its name there, and which bytes of the shard it is."""
+    """A file inside a shard: its name there, and which bytes of the shard it is. Or item `offset` of a split."""
 
     shard: Shard
     name: str
@@ -104,6 +117,9 @@ def read_file(file: ImageFile) -> bytes | None:
 def read_member(member: TarMember) -> bytes:
     """Return the bytes of a member; raises `OSError` if the shard is not what it was: they would be another image's."""
     shard = member.shard
+    if isinstance(shard, OwnSplit):
+        with shard.lock:
+            return shard.get(member.offset)
     handle = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(handle)
