@@ -182,18 +182,30 @@ class CheckpointReader:
             for section, named in self.metadata.tensors.items()
             for name, entry in named.items()
         }
-        pieces: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
+        targets: dict[str, Tensor] = {}
+        filled = dict.fromkeys(shapes, 0)
         for name, rows, value in self.parts({name: range(shape[0] if shape else 1) for name, shape in shapes.items()}):
-            pieces[name].append((rows.start or 0, value))
+            if name not in targets and tuple(value.shape) == shapes[name]:
+                targets[name] = value
+            else:
+                if name not in targets:
+                    targets[name] = self.empty(name, shapes[name], value)
+                targets[name][rows] = value
+            filled[name] += value.numel()
         found: dict[str, dict[str, Tensor]] = {section: {} for section in SECTIONS}
         for name, shape in shapes.items():
-            values = [value for _, value in sorted(pieces.pop(name), key=lambda piece: piece[0])]
-            is_whole = sum(value.numel() for value in values) == math.prod(shape)
-            if not values or not is_whole or any(tuple(value.shape[1:]) != shape[1:] for value in values):
-                raise corrupt_error(self.path, ValueError(f"{name} is not complete, or has another shape"))
+            if name not in targets or filled[name] != math.prod(shape):
+                raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
             section, _, own = name.partition("/")
-            found[section][own] = torch.cat(values) if len(values) > 1 else values[0]
+            found[section][own] = targets[name]
         return found
+
+    def empty(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor:
+        """Return an empty tensor for parts of it; an index that asks for more than the files hold is corrupt."""
+        held = sum((self.path / file).stat().st_size for file in self.digests)
+        if tuple(part.shape[1:]) != shape[1:] or math.prod(shape) * part.element_size() > held:
+            raise corrupt_error(self.path, ValueError(f"{name} has another shape than the index says"))
+        return part.new_empty(shape)
 
 
 class AsyncCheckpointWriter:
