@@ -8,8 +8,11 @@ from msgspec import Meta
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
-from train.setting_groups.value_types import Alpha, Fraction, OwnCode, Positive
+from train.setting_groups.value_types import Alpha, Fraction, Positive
 
+# A function of the user's by its import path; msgspec asks the names of data sets for the pattern too.
+NAMES = "digits|fashion-mnist|cifar10|imagefolder|csv|shards|synthetic"
+OwnCode = Annotated[str, Meta(pattern=rf"^({NAMES}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$", title="package.module:function")]
 # Datasets whose images are files of the user.
 FILE_DATASETS = ("imagefolder", "csv", "shards")
 # The score of each task: mean average precision, and the coefficient of determination.
