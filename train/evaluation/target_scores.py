@@ -62,12 +62,13 @@ class TargetScores:
         deviation = torch.tensor(self.outputs.deviation, dtype=torch.float64)
         error = values.double() - wanted.double()
         spread = (wanted.double() - wanted.double().mean(0)).square().sum(0)
-        share = 1 - error.square().sum(0) / spread.clamp(min=1e-12)
+        # A number that is the same in all images has no R2.
+        share = torch.where(spread > 1e-6, 1 - error.square().sum(0) / spread, torch.nan)
         error = error * deviation
         return replace(
             plain,
-            accuracy=100 * float(share.mean()),
-            class_accuracy=tuple((100 * share).tolist()),
+            accuracy=100 * float(share.nanmean().nan_to_num()),
+            class_accuracy=tuple(None if one.isnan() else 100 * float(one) for one in share),
             others={"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())},
         )
 

@@ -47,7 +47,8 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
 
 def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     """Return a folder name of the moment that nobody has yet."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.rpartition(':')[2]}-{settings.dataset}"
+    model, dataset = (code.rpartition(":")[2] for code in (settings.model, settings.dataset))
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{dataset}"
     taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
     return next(folder for folder in taken if not exists(folder))
 

@@ -10,8 +10,6 @@ from entrypoint.core.errors import UserError, did_you_mean, printable
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
 
-# A larger weight is a mistake.
-MAX_WEIGHT = 1e6
 
 Argument = float | int | bool | str | tuple[float, ...] | None
 
@@ -35,7 +33,7 @@ def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
         if name not in weights:
             hint = did_you_mean(name, list(classes))
             raise UserError(f"{source}: there is no class {printable(name)}. {hint}Write auto, or class=weight.")
-        if not NUMBER.fullmatch(number) or not 0 <= float(number) < MAX_WEIGHT:
+        if not NUMBER.fullmatch(number) or not 0 <= float(number) < 1e6:
             raise UserError(f"{source}: {printable(number)} is no weight. Write a number from 0 on.")
         weights[name] = float(number)
     return list(weights.values())

@@ -83,3 +83,12 @@ def test_unreadable_images_do_not_count(several: tuple[torch.Tensor, ...]) -> No
     loss = Loss("bce", targets=table)
     more = torch.cat([logits, torch.full((3, OUTPUTS), 9.0)]), torch.cat([labels, torch.full((3,), IGNORE_LABEL)])
     assert score(loss, *more) == score(loss, logits, labels)
+
+
+def test_number_that_is_the_same_in_all_images_has_no_r2() -> None:
+    table = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    labels = torch.tensor([0, 1] * 20)
+    outputs = OutputScale(mean=(0.0, 0.0), deviation=(1.0, 1.0))
+    found = score(Loss("mse", targets=table), table[labels] + 0.1, labels, outputs=outputs)
+    assert found.class_accuracy == (pytest.approx(96, abs=0.1), None)
+    assert found.accuracy == found.class_accuracy[0]

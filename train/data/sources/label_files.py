@@ -158,19 +158,20 @@ def list_label_splits(settings: DataSettings, *, only_test: bool = False) -> tup
     train_table = tables[train_file]
     for table in tables.values():
         if table.columns != train_table.columns:
-            raise classes_differ_error(
-                data_dir, (train_file.name, tuple(train_table.columns)), (table.path.name, tuple(table.columns))
+            raise UserError(
+                f"{one_line(table.path)}: its first line names other columns than {train_file.name}, or in another"
+                " order. Write the same ones."
             )
     cells = [cells for _, _, cells in train_table.rows]
     targets: Targets | None = None
     if settings.task == "classify":
         classes = tuple(sorted({label for (label,) in cells}))
-        check_single_labels(classes, one_line(train_file))
         number_of = class_numbers(classes)
     else:
         classes = names_of_targets(settings, train_table.columns, cells)
         targets = Targets(classes)
         number_of = target_numbers(settings, targets)
+    check_single_labels(classes, one_line(train_file))
     listings = {path: list_labelled(table, classes, number_of) for path, table in tables.items()}
     if targets:
         listings = {path: replace(listing, targets=targets) for path, listing in listings.items()}

@@ -20,9 +20,6 @@ from train.data.sources.targets import Targets
 from train.models.registry import describe_failure, import_factory
 from train.settings import TrainSettings
 
-# Items whose content stands for all where the data set says nothing of its state.
-SAMPLED = 256
-
 
 def list_own_splits(settings: TrainSettings, *, only_test: bool = False) -> tuple[ImageList, ImageList]:
     """Return train and test, with val behind test if there is one; raises `UserError` for what cannot be used.
@@ -122,7 +119,7 @@ def state_of(dataset: Any, get: Callable[[int], bytes], count: int) -> str:
     if known is not None:
         return str(known() if callable(known) else known)
     digest = hashlib.blake2b(str(count).encode(), digest_size=16)
-    for row in range(0, count, max(1, count // SAMPLED)):
+    for row in range(0, count, max(1, count // 256)):
         digest.update(get(row))
     return digest.hexdigest()
 

@@ -72,14 +72,16 @@ def read_number(cell: str, where: str) -> float:
         number = float(cell)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) < 1e30:  # not a number, or beyond what floats of a network hold
         raise UserError(f"{where}: {printable(cell) or 'an empty cell'} is no number. Correct it, or remove the line.")
     return number
 
 
 def check_single_labels(labels: Iterable[str], where: str) -> None:
-    """Raise `UserError` for labels that look like several in a cell: they have a divider, and share their parts."""
+    """Raise `UserError` for no labels, and for one that looks like several in a cell: its parts are labels too."""
     known = set(labels)
+    if not known:
+        raise UserError(f"{where}: no image has a label. Add some.")
     for divider in ("|", ";", ",", " "):
         several = {label: split_labels(label, divider) for label in known}
         several = {label: parts for label, parts in several.items() if len(parts) > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -189,6 +190,7 @@ def test_numbers_become_rows_of_targets(labelled: Path) -> None:
         ("multilabel", "file,ant,bee", "1,2", "line 2: 2 is neither 0 nor 1"),
         ("regress", "file,label", "tall", "line 2: tall is no number"),
         ("regress", "file,label", "nan", "line 2: nan is no number"),
+        ("regress", "file,label", "1e300", "line 2: 1e300 is no number"),
         ("regress", "file,age,size", "1,", "line 2: an empty cell is no number"),
         ("regress", "file", "", "has no column of labels"),
         ("regress", "file,age,age", "1,2", "two columns have the same name"),
@@ -224,3 +226,21 @@ def test_label_that_looks_like_several_is_refused(labelled: Path, labels: list[s
     with pytest.raises(UserError, match="looks like several labels") as caught:
         list_label_splits(csv_settings(labelled))
     assert f"TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider}'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"), [(["", "", ""], "no image has a label"), (["a", "b", "a;b"], "TRAIN_LABEL_SEPARATOR=';'")]
+)
+def test_labels_that_a_separator_hides_are_refused(labelled: Path, cells: list[str], said: str) -> None:
+    paths = sorted(path.relative_to(labelled) for path in (labelled / "train").rglob("*.*"))
+    for split in ("train", "test"):
+        write_csv(labelled, split, [f"{path},{cell}" for path, cell in zip(paths, cells, strict=False)])
+    with pytest.raises(UserError, match=re.escape(said)):
+        list_label_splits(csv_settings(labelled, task="multilabel"))
+
+
+def test_columns_in_another_order_are_refused(labelled: Path) -> None:
+    for split, head in (("train", "file,a,b"), ("test", "file,b,a")):
+        write_csv(labelled, split, [f"{split}/class0/000.jpg,1,0"], head)
+    with pytest.raises(UserError, match=r"test\.csv: its first line names other columns than train\.csv"):
+        list_label_splits(csv_settings(labelled, task="multilabel"))
