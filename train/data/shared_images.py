@@ -26,8 +26,9 @@ def count_shared(train: ImageList, test: ImageList) -> tuple[int, int]:
     if not paths or train.files.shards:
         return 0, 0
     if train.folder == test.folder:  # of lists, where a file may stand in both
-        listed = set(map(str, train.files))
-        return sum(str(path) in listed for path in paths), len(paths)
+        names = [test.files.name(row) for row in rows]
+        listed = set(names).intersection(map(train.files.name, range(len(train))))
+        return sum(name in listed for name in names), len(paths)
     sizes = sizes_of(train) if len(train) <= MAX_SIZES else {}
     shared = sum(any(is_same(path, other) for other in candidates(path, train, test, sizes)) for path in paths)
     return shared, len(paths)

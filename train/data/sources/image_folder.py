@@ -220,9 +220,13 @@ def why_no_file(entry: os.DirEntry[str]) -> str:
 
 def leads_up(entry: os.DirEntry[str]) -> bool:
     """Return whether a folder is a link to one above it, along its path or along its links."""
+    if not entry.is_symlink():  # nearly all: resolving each would ask a network file system for every class
+        return False
     path = Path(entry.path)
-    above = (*path.absolute().parents, *(resolve(path.parent) / path.name).parents)
-    return entry.is_symlink() and any(exists(one) and path.samefile(one) for one in above)
+    return any(
+        exists(above) and path.samefile(above)
+        for above in chain(path.absolute().parents, (resolve(path.parent) / path.name).parents)
+    )
 
 
 def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
