@@ -58,10 +58,10 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
 
 def code_error(source: str, field: str, code: str) -> UserError:
     """Return the error for code of the user's that a run's files name: they may be a stranger's."""
-    folder = " and TRAIN_MODEL_PATH" if field == "model" else ""
+    what, folder = ("model", " and TRAIN_MODEL_PATH") if field == "model" else ("data set", "")
     return UserError(
-        f"{source}: its {'model' if field == 'model' else 'data set'} is the code {printable(code)}, which a file may"
-        f" not choose. If you trust it, set TRAIN_{field.upper()}={printable(code)}{folder}."
+        f"{source}: its {what} is the code {printable(code)}, which a file may not choose. If you trust it, set"
+        f" TRAIN_{field.upper()}={printable(code)}{folder}."
     )
 
 

@@ -1,7 +1,7 @@
 """Which images are read, and how they reach the model."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
@@ -10,9 +10,15 @@ from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 from train.setting_groups.value_types import Alpha, Fraction, Positive
 
-# A function of the user's by its import path; msgspec asks the names of data sets for the pattern too.
-NAMES = "digits|fashion-mnist|cifar10|imagefolder|csv|shards|synthetic"
-OwnCode = Annotated[str, Meta(pattern=rf"^({NAMES}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$", title="package.module:function")]
+KnownDataset = Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"]
+# A function of the user's by its import path; msgspec asks the names above for the pattern too.
+OwnCode = Annotated[
+    str,
+    Meta(
+        pattern=rf"^({'|'.join(get_args(KnownDataset))}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$",
+        title="package.module:function",
+    ),
+]
 # Datasets whose images are files of the user.
 FILE_DATASETS = ("imagefolder", "csv", "shards")
 # The score of each task: mean average precision, and the coefficient of determination.
@@ -23,7 +29,7 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     """Which images are read, and how they reach the model."""
 
     dataset: Annotated[
-        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"] | OwnCode,
+        KnownDataset | OwnCode,
         about(
             "Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
             " train.csv and test.csv, shards its tar files as webdataset writes them. Or your own as"

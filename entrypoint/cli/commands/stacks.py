@@ -20,8 +20,9 @@ from entrypoint.doctor.stacks import describe, stacks_of_ranks
 def run(invocation: Invocation) -> int:
     """Print the stacks of the ranks on this node, of runs or processes that the words name."""
     ranks = stacks_of_ranks(processes_of("stacks", invocation.command.words))
-    as_json = json.dumps([asdict(one) for one in ranks], indent=2)
-    write_stdout(as_json if invocation.command.json else "\n\n".join(map(describe, ranks)))
+    write_stdout(
+        json.dumps(list(map(asdict, ranks)), indent=2) if invocation.command.json else "\n\n".join(map(describe, ranks))
+    )
     return ExitCode.DONE
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
@@ -111,7 +111,12 @@ def read_table(path: Path, task: str) -> LabelTable:
     return LabelTable(path, columns, rows)
 
 
-def list_labelled(table: LabelTable, classes: tuple[str, ...], number_of: Callable[[list[str], str], int]) -> ImageList:
+def list_labelled(
+    table: LabelTable,
+    classes: tuple[str, ...],
+    number_of: Callable[[list[str], str], int],
+    targets: Targets | None,
+) -> ImageList:
     """Return the images of a CSV file; paths are relative to its folder.
 
     `number_of` returns the label number of an image's cells, given its line's name. Raises `UserError` for a file that
@@ -139,7 +144,7 @@ def list_labelled(table: LabelTable, classes: tuple[str, ...], number_of: Callab
             raise UserError(f"{where}: {printable(name)} is not there;{alike} correct the path, or remove the line")
         files.append(path.parent / relative)
         labels.append(number_of(cells, where))
-    return ImageList(path.parent, classes, files, labels)
+    return ImageList(path.parent, classes, files, labels, targets=targets)
 
 
 def names_in(folder: Path) -> frozenset[str]:
@@ -172,10 +177,8 @@ def list_label_splits(settings: DataSettings, *, only_test: bool = False) -> tup
         targets = Targets(classes)
         number_of = target_numbers(settings, targets)
     check_single_labels(classes, one_line(train_file))
-    listings = {path: list_labelled(table, classes, number_of) for path, table in tables.items()}
-    if targets:
-        listings = {path: replace(listing, targets=targets) for path, listing in listings.items()}
-    else:
+    listings = {path: list_labelled(table, classes, number_of, targets) for path, table in tables.items()}
+    if not targets:
         for path, listing in listings.items():
             check_same_classes(data_dir, listings[train_file], listing, path.name)
     train, test = listings[train_file], listings[test_file]
