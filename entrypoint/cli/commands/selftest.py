@@ -55,7 +55,8 @@ def selftest_command(folder: Path) -> tuple[str, ...]:
     """Return the command for the tests that need only this machine."""
     config = str(folder.parent / "pyproject.toml")
     return (
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not launch or selftest", "-c", config),
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", config),
+        *("-m", "not launch and not slow or selftest"),
         str(folder / "entrypoint"),
         str(folder / "train"),
     )
