@@ -78,9 +78,9 @@ wheel: $(VENV)/installed ## build dist/*.whl: the launcher for an environment of
 	@rm -rf build && $(VENV)/tools/bin/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist . && ls dist/*.whl
 
 images: ## build the Docker images cpu, cuda and cpu-intel (TORCH_BUILD=pypi takes PyPI's torch)
-	@bash containers/build.sh docker cuda
 	@bash containers/build.sh docker cpu
 	@bash containers/build.sh docker cpu-intel
+	@bash containers/build.sh docker cuda
 
 sif-cpu sif-cuda sif-cpu-intel: sif-%: ## build sif/NAME.sif with Apptainer
 	@bash containers/build.sh sif $*

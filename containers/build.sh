@@ -24,6 +24,15 @@ if [[ $build != cpu && $build != pypi ]]; then
   echo "build.sh: TORCH_BUILD=$build: no such build for an image. Use cpu or pypi." >&2
   exit 2
 fi
+# Asked before anything is built; who names a build has it tried.
+index=https://download.pytorch.org/whl/cpu/torch/
+if [[ -z ${TORCH_BUILD:-} && $image != cuda ]] && command -v curl >/dev/null; then
+  curl --silent --fail --head --location --max-time 10 --output /dev/null "$index" || {
+    echo "build.sh: $image: $index, which has torch's CPU builds, cannot be reached from here. Reach it, or set" \
+      "TORCH_BUILD=pypi: the package index's CUDA build, which makes an image 4 to 6 GB larger." >&2
+    exit 3
+  }
+fi
 args=(--build-arg "IMAGE=$image" --build-arg "REVISION=$revision" --build-arg "SOURCE=$source" --build-arg "CREATED=$created")
 args+=(${BASE:+--build-arg "BASE=$BASE"})
 if [[ $image != cuda ]]; then args+=(--build-arg "TORCH_BUILD=$build"); fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -194,6 +195,18 @@ def test_wrong_build_is_one_line(words: tuple[str, ...], env: dict[str, str], sa
     result = run("bash", f"containers/{words[0]}", *words[1:], env=env)
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert result.err.startswith(said)
+
+
+@pytest.mark.parametrize("image", ["cpu", "cpu-intel"])
+def test_index_out_of_reach_is_said_before_anything_is_built(tmp_path: Path, image: str) -> None:
+    for name in ("curl", "docker"):
+        script(tmp_path, name, "#!/bin/sh\nexit 7\n").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = run("bash", "containers/build.sh", "docker", image, env={"PATH": path, "TORCH_BUILD": ""})
+    assert (result.code, len(result.err.splitlines())) == (3, 1)
+    assert "cannot be reached from here. Reach it, or set TORCH_BUILD=pypi" in result.err
+    asked = run("bash", "containers/build.sh", "docker", image, env={"PATH": path, "TORCH_BUILD": "cpu"})
+    assert (asked.code, asked.err) == (7, ""), "docker is asked where the build is named"
 
 
 @pytest.mark.parametrize("image", IMAGES)
