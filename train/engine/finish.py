@@ -170,6 +170,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "batch_size": settings.batch_size,
         "world_size": run.group.world_size,
         "threads": torch.get_num_threads(),
+        "reserved_cpus": run.model_builder.plan.binding.reserved_cpus,
         "feed": run.model_builder.plan.the_trainer().data_source,
         "device": str(run.group.device),
         "precision": trainer.precision,
@@ -265,10 +266,11 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         f" {1000 * summary['step_seconds']:,.1f} ms",
     ]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
-    skipped = summary["images_skipped"]
+    skipped, reserved = summary["images_skipped"], summary["reserved_cpus"]
     notes = {
         "warning": " ".join(summary["doubts"]),
         "left out": f"{count_text(skipped, 'unreadable image')}{among}: {SKIPPED_FILE}" if skipped else "",
+        "cores": f"{reserved} left to other processes; LAUNCH_RESERVE_CPUS=0 uses all" if reserved else "",
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,

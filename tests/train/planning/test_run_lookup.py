@@ -53,7 +53,9 @@ def test_previous_run_unreadable_plan_is_none(tmp_path: Path, text: str | None) 
 @pytest.mark.parametrize("left", [0, 1])
 def test_resumed_run_keeps_its_threads(entrypoint: Entrypoint, left: int) -> None:
     env = {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
-    first = entrypoint.train(env=env | {"LAUNCH_RESERVE_CPUS": str(left)})
+    done = entrypoint("train", env=env | {"LAUNCH_RESERVE_CPUS": str(left)})
+    assert ("1 left to other processes; LAUNCH_RESERVE_CPUS=0 uses all" in done.out) == bool(left)
+    first = entrypoint.summary("mine")
     made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_RESERVE_CPUS": "auto"})
     assert [rank["threads"] for rank in made["ranks"]] == [first["threads"]]
     assert made["binding"]["reserved_cpus"] == left
