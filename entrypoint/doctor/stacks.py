@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from entrypoint.doctor.running_ranks import find_ranks, rank_number
-from entrypoint.hang.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
+from entrypoint.hang.stacks import NoStacksError, read_python_stacks, stacks_text
 from entrypoint.machine.procfs import ROOT, read_lines, state_of, state_text
 
 
 class RankStacks(Struct, frozen=True):
-    """The stacks of a rank, empty where there are none; `state` says why, `note` why native ones are missing."""
+    """The stacks of a rank, empty where there are none; `state` says why."""
 
     rank: int
     process: int
     stacks: str
     state: str = ""
-    note: str = ""
 
 
 def stacks_of_ranks(processes: tuple[int, ...] = ()) -> tuple[RankStacks, ...]:
     """Return the stacks of these ranks, by default of all of this user, in the order of ranks; raises `UserError`."""
     ranks = find_ranks(processes, "stacks")
-    py_spy = find_py_spy()
     order = sorted(ranks, key=lambda process: (rank_number(ranks[process]), int(process)))
-    return tuple(inspect(int(process), ranks[process], py_spy) for process in order)
+    return tuple(inspect(int(process), rank_number(ranks[process])) for process in order)
 
 
-def inspect(process: int, environ: Mapping[str, str], py_spy: str | None) -> RankStacks:
-    """Return the stacks of one rank: by py-spy with the native ones if it may, else Python's alone."""
-    rank, note = rank_number(environ), "py-spy is not installed"
-    if py_spy:
-        try:
-            return RankStacks(rank, process, read_native_stacks(py_spy, process))
-        except NoStacksError as error:
-            note = str(error)
+def inspect(process: int, rank: int) -> RankStacks:
+    """Return the stacks of one rank."""
     try:
-        return RankStacks(rank, process, read_python_stacks(process), note=f"no native stacks: {note}")
+        return RankStacks(rank, process, read_python_stacks(process))
     except NoStacksError as error:
         return RankStacks(rank, process, "", str(error))
 
@@ -48,7 +38,7 @@ def describe(rank: RankStacks) -> str:
     title = f"rank {rank.rank}  process {rank.process}"
     if not rank.stacks:
         return f"{title}  {rank.state}{hint(rank.process)}"
-    return stacks_text(f"{title}  {rank.note}".rstrip(), rank.stacks)
+    return stacks_text(title, rank.stacks)
 
 
 def hint(process: int) -> str:

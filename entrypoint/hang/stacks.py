@@ -1,20 +1,15 @@
-"""Reads the stacks of a running rank from outside: by its own signal handler, and by py-spy where that may attach."""
+"""Reads the stacks of a running rank from outside: by its own signal handler."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from entrypoint.core.collective_error import Frame
-from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import one_line
 from entrypoint.core.signals import signal_sender
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
@@ -23,7 +18,6 @@ from entrypoint.machine.procfs import ROOT, STOPPED, memory_file, read_lines, st
 # A rank answers within milliseconds, unless it waits in the kernel.
 ANSWER_LIMIT_S = 3.0
 POLL_INTERVAL_S = 0.01
-PY_SPY_LIMIT_S = 20
 WITHOUT_HANDLER = "without the handler for stacks: no Python, another version, or its files are closed"
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
 
@@ -127,25 +121,3 @@ def main_thread_frames(stacks: str) -> list[Frame]:
     return [
         Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in FRAME.findall(block)
     ]
-
-
-def find_py_spy() -> str | None:
-    """Return the path of py-spy, of this environment or in PATH; None where it is not installed."""
-    installed = Path(sys.executable).with_name("py-spy")
-    return str(installed) if installed.exists() else shutil.which("py-spy")
-
-
-def read_native_stacks(program: str, process: int) -> str:
-    """Return Python and native stacks of all threads by py-spy; raises `NoStacksError`."""
-    if state_of(process) in STOPPED:  # py-spy would wait for it
-        raise NoStacksError(state_text(process))
-    words = [program, "dump", "--native", "--pid", str(process)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PY_SPY_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise NoStacksError(f"py-spy did not end in {PY_SPY_LIMIT_S} s") from None
-    except OSError as error:
-        raise NoStacksError(f"py-spy cannot be started ({error.strerror})") from None
-    if done.returncode:
-        raise NoStacksError(f"py-spy: {last_error_line(done.stderr, f'exit code {done.returncode}')}")
-    return done.stdout
