@@ -13,6 +13,7 @@ from math import exp, log, sqrt
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import grid_sample
 
 from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Box, Crop, Size, View, fit_crop
@@ -81,28 +82,20 @@ def eval_transform(images: Tensor, share: float) -> Tensor:
 
 def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
     """Return a box (left, top, right, bottom) of each image, enlarged to the image's size and flipped, as floats."""
-    count, height, width, channels = images.shape
-    first, second, weight = source_pixels(boxes[:, 1], boxes[:, 3], height)
-    number = torch.arange(count, device=images.device)[:, None]
-    rows = images[number, first].float().lerp(images[number, second].float(), weight[:, :, None, None])
-    first, second, weight = source_pixels(boxes[:, 0], boxes[:, 2], width)
-    order = torch.arange(width, device=images.device)
-    order = torch.where(copy_to_device(flipped, images.device)[:, None], order.flip(0), order)
-    shape = (count, height, width, channels)
-    columns = [one.gather(1, order)[:, None, :, None].expand(shape) for one in (first, second)]
-    share = weight.gather(1, order)[:, None, :, None]
-    return rows.gather(2, columns[0]).lerp(rows.gather(2, columns[1]), share)
+    height, width = images.shape[1:3]
+    across = sampling_places(boxes[:, 0], boxes[:, 2], width)
+    down = sampling_places(boxes[:, 1], boxes[:, 3], height)
+    across = torch.where(copy_to_device(flipped, images.device)[:, None], across.flip(1), across)
+    grid = torch.stack((across[:, None].expand(-1, height, -1), down[:, :, None].expand(-1, -1, width)), dim=3)
+    return grid_sample(images.permute(0, 3, 1, 2).float(), grid, align_corners=False).permute(0, 2, 3, 1)
 
 
-def source_pixels(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each of `size` outputs the two pixels from `low` to `high` between which it lies, and the share."""
+def sampling_places(low: Tensor, high: Tensor, size: int) -> Tensor:
+    """Return for each of `size` outputs where it lies between `low` and `high`: -1 and 1 are the image's edges."""
     steps = (torch.arange(size, device=low.device) + 0.5) / size
-    place = low[:, None] + steps * (high - low)[:, None] - 0.5
-    first_pixel, last_pixel = low.floor()[:, None], (high.ceil() - 1)[:, None]
-    place = place.maximum(first_pixel).minimum(last_pixel)
-    first = place.floor()
-    second = (first + 1).minimum(last_pixel)
-    return first.long(), second.long(), (place - first).float()
+    places = low[:, None] + steps * (high - low)[:, None]
+    inside = places.maximum(low.floor()[:, None] + 0.5).minimum(high.ceil()[:, None] - 0.5)
+    return inside * (2 / size) - 1
 
 
 def eval_crop(output: Size, share: float) -> Crop:
