@@ -42,10 +42,10 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     if job.cpu_binding != LauncherBinding.LAUNCHER_DEFAULT:
         return own, job, ()
     launcher, binding = find_mpi_launcher()
-    if launcher is None or binding == LauncherBinding.USER:
+    launchers = frozenset(os.sched_getaffinity(int(launcher))) if launcher else own
+    if launcher is None or (binding == LauncherBinding.USER and own != launchers):
         return own, replace(job, cpu_binding=LauncherBinding.USER), ()
     unbound = replace(job, cpu_binding=LauncherBinding.NONE)
-    launchers = frozenset(os.sched_getaffinity(int(launcher)))
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
 
 
@@ -53,7 +53,7 @@ def find_mpi_launcher() -> tuple[str | None, LauncherBinding | None]:
     """Return the id of the MPI process that forked this rank, and the binding that its command line asks for.
 
     On other nodes Open MPI 5 starts `prted`, whose command line does not have mpirun's options: then the binding
-    counts as requested.
+    counts as requested, and `compare_ranks` names the slowest.
     """
     child = "self"
     for process in ancestors(ROOT):

@@ -6,7 +6,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -46,6 +46,18 @@ class DlInfo(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("symbol", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
+    )
+
+
+def compare_ranks(ranks: Sequence[ObservedRank]) -> tuple[str, ...]:
+    """Return a line about the rank with the fewest threads where another one has more, empty for ranks on GPUs."""
+    fewest, most = (choose(ranks, key=lambda rank: rank.threads or 0) for choose in (min, max))
+    if fewest.threads == most.threads or fewest.gpu is not None:
+        return ()
+    return (
+        f"rank {fewest.rank} on {fewest.node} computes with {fewest.threads} threads, and rank {most.rank} on"
+        f" {most.node} with {most.threads}: all wait for the slowest."
+        " Give each rank as many cores. On nodes other than mpirun's own, Open MPI 5 needs `mpirun --bind-to none`.",
     )
 
 

@@ -42,6 +42,17 @@ def test_mpirun_outside_tells_ranks_the_first_node(cluster: Cluster, version: st
     assert len({line.split()[2] for line in lines}) == 1
 
 
+@pytest.mark.parametrize(("options", "threads"), [((), 1), (("--bind-to", "none"), 2)])
+def test_binding_by_default_on_other_nodes_is_said(cluster: Cluster, options: tuple[str, ...], threads: int) -> None:
+    words = ("mpirun", *options, "-np", "2", "--host", "node1:1,node2:1", *ENTRYPOINT, "train")
+    flags = ("--run-name=two", "--dataset=digits", "--epochs=1")
+    result = cluster.run("node1", *words, *flags, env=cluster.mpi("Open MPI 5"))
+    assert result.code == 0, result.out
+    assert cluster.summary("two")["threads"] == threads, "those of the slowest rank"
+    slower = "rank 1 on node2 computes with 1 threads, and rank 0 on node1 with 2"
+    assert (slower in result.out) == (threads == 1)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_daemons_of_other_nodes_start_inside_the_image(cluster: Cluster, version: str) -> None:
     script(cluster.folder, "x.py", SHOW)

@@ -53,6 +53,7 @@ class FinalScores:
 class RankResults:
     """What one rank knows at the end of a run."""
 
+    threads: int
     cpu_wait_share: float
     times: RankTimes
     loading: LoadReport | None
@@ -105,6 +106,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
     group, trainer = run.group, run.trainer
     on_cpu = group.device.type == "cpu"
     return RankResults(
+        threads=torch.get_num_threads(),
         cpu_wait_share=run.cpu_wait.share(),
         times=RankTimes(group.rank, group.node_of(group.rank), trainer.meter, on_cpu, trainer.gpu_clock.to_json()),
         loading=run.source.load_report(trainer.state.seconds),
@@ -169,7 +171,6 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "classes": list(run.classes),
         "batch_size": settings.batch_size,
         "world_size": run.group.world_size,
-        "threads": torch.get_num_threads(),
         "reserved_cpus": run.model_builder.plan.binding.reserved_cpus,
         "feed": run.model_builder.plan.the_trainer().data_source,
         "device": str(run.group.device),
@@ -183,6 +184,7 @@ def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:
     """Return what the ranks waited for, and how many images were `skipped`."""
     summary: dict[str, Any] = {
         "images_skipped": skipped,
+        "threads": min(rank.threads for rank in ranks),
         "cpu_wait_share": round(max(rank.cpu_wait_share for rank in ranks), 3),
     }
     if stragglers := summarize([rank.times for rank in ranks]):

@@ -16,7 +16,7 @@ from entrypoint.core.errors import UserError, count_text
 from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
-from entrypoint.rank.verify import compare_with_plan, observe_rank
+from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
 from train.acceleration.heap import HeapTrimmer
 from train.checkpoint.metadata import DataFingerprint
 from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
@@ -152,7 +152,7 @@ def setup_run(
             metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
-    for line in (*before, *chain.from_iterable(surprises)):
+    for line in (*before, *chain.from_iterable(surprises), *compare_ranks(ranks)):
         progress.print(f"warning: {line}")
     print_start(progress, data, start)
     run = TrainingRun(

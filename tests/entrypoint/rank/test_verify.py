@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.rank.verify import ObservedRank, compare_with_plan, observe_rank
+from entrypoint.rank.verify import ObservedRank, compare_ranks, compare_with_plan, observe_rank
 from tests.factories import make_machine, make_test_plan
 
 PLAN = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
@@ -48,6 +48,14 @@ def test_compare_with_plan_unbound_rank_may_use_any_cpu() -> None:
         )
         == ()
     )
+
+
+def test_slowest_rank_is_named_with_its_node() -> None:
+    others = [replace(AS_PLANNED, rank=rank, node="node1") for rank in range(3)]
+    slow = replace(AS_PLANNED, rank=3, node="node2", threads=1)
+    assert compare_ranks(others) == compare_ranks([replace(slow, gpu=0), *others]) == ()
+    (line,) = compare_ranks([*others, slow])
+    assert line.startswith("rank 3 on node2 computes with 1 threads, and rank 0 on node1 with 2: all wait for the")
 
 
 def test_observe_rank_of_this_process() -> None:
