@@ -1,4 +1,4 @@
-"""Draw the curves of a run: loss, accuracy and throughput over the epochs."""
+"""The curves of a run: loss, accuracy and throughput over the epochs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_open
 from train.setting_groups.data import SCORES
 
 
@@ -85,22 +83,3 @@ def without_messages() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-@without_messages()
-def draw_curves(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Draw curves.png from the lines of metrics.jsonl; raises OSError."""
-    plots = plots_of(lines)
-    if not plots:
-        return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6))
-    FigureCanvasAgg(figure)
-    for axes, plot in zip(figure.subplots(1, len(plots)), plots, strict=True):
-        plot.draw(axes)
-    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
-    figure.suptitle(folder.name, fontsize=9, parse_math=False)
-    with atomic_open(folder / "curves.png") as file:
-        figure.savefig(file, format="png", dpi=110)

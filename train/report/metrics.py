@@ -1,4 +1,4 @@
-"""Write metrics, TensorBoard events, curves and the summary of a run."""
+"""Write metrics, TensorBoard events and the summary of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from entrypoint.core.errors import first_line, printable
 from entrypoint.core.packages import missing_module
 from entrypoint.core.paths import open_regular
 from train.checkpoint.metadata import read_bytes, write_error
-from train.report.curves import draw_curves
 from train.report.run_folder import as_json
 from train.report.trackers import Tracker
 
@@ -82,7 +81,7 @@ class MetricsWriter:
         """Turn an error of a file into a line, printed once for the file."""
         try:
             yield
-        except Exception as error:  # TensorBoard's and matplotlib's writers raise many types
+        except Exception as error:  # TensorBoard's writer and a page's drawings raise many types
             if name not in self.warned:
                 self.warned.add(name)
                 cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
@@ -127,15 +126,12 @@ class MetricsWriter:
         self.tracker = None
 
     def close(self) -> None:
-        """Flush everything and draw the curves."""
+        """Flush everything."""
         with self.without_failing("tensorboard"):
             if self.events:
                 self.events.close()
-        if self.metrics is None:
-            return
-        os.close(self.metrics)
-        with self.without_failing("curves.png"):
-            draw_curves(self.folder, read_metrics(self.folder))
+        if self.metrics is not None:
+            os.close(self.metrics)
 
 
 def without_tensorboards_thread(hook: Callable[[Any], object]) -> Callable[[Any], object]:

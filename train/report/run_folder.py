@@ -60,7 +60,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
 
 # What a run writes into its folder as regular files.
 WRITTEN = (
-    *("plan.json", "settings.json", "versions.json", "command.txt", "ranks.json", "summary.json", "curves.png"),
+    *("plan.json", "settings.json", "versions.json", "command.txt", "ranks.json", "summary.json"),
     *("model.onnx", "model.safetensors", "evaluation.json", "report.html", "tracker.json"),
 )
 

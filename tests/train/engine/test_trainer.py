@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.train.checkpoint.saved import model_of
@@ -41,12 +40,10 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
     names = {path.name for path in folder.iterdir()}
     assert names == {
         *("plan.json", "settings.json", "versions.json", "command.txt", "metrics.jsonl", "summary.json"),
-        *("curves.png", "checkpoint", "tensorboard", "ranks.json", "evaluation.json", "model.safetensors"),
+        *("checkpoint", "tensorboard", "ranks.json", "evaluation.json", "model.safetensors"),
         "report.html",
         "batch.png",
     }
-    with Image.open(folder / "curves.png") as curves:
-        assert curves.width > 800
     assert list((folder / "tensorboard").iterdir())
     for name in ("plan.json", "settings.json", "versions.json"):
         json.loads((folder / name).read_text())

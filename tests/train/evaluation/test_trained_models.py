@@ -114,7 +114,7 @@ def test_file_cannot_choose_code_to_import(entrypoint: Entrypoint, trained: Path
         origin = json.loads(file.metadata()["reference_training"])
     origin["settings"] |= {"model": "evil_net:make", "model_path": str(evil)}
     save_file(load_file(path), path, {"reference_training": json.dumps(origin)})
-    for words in (("evaluate", path), ("predict", path, trained / "curves.png")):
+    for words in (("evaluate", path), ("predict", path, trained / "batch.png")):
         result = entrypoint(*words, env=QUIET)
         assert result.code == 2
         assert "a file may not choose" in result.err

@@ -1,4 +1,4 @@
-"""Metrics, events, curves and summary."""
+"""Metrics, events and summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import resource
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from train.report.metrics import MetricsWriter, read_metrics
 from train.report.page import plots
@@ -25,21 +24,16 @@ def write_run(folder: Path, *, tensorboard: bool = False) -> None:
     recorder.close()
 
 
-def test_metrics_lines_are_json_and_curves_an_image(tmp_path: Path) -> None:
+def test_metrics_lines_are_json(tmp_path: Path) -> None:
     write_run(tmp_path)
     kinds = [line["kind"] for line in read_metrics(tmp_path)]
     assert kinds == ["step", "epoch", "step", "epoch"]
     assert json.loads((tmp_path / "summary.json").read_text()) == {"test_accuracy": 100.0}
-    with Image.open(tmp_path / "curves.png") as curves:
-        colors = curves.convert("RGB").getcolors(1 << 24)
-    assert colors is not None
-    assert len(colors) > 50
 
 
 def test_single_point_is_no_curve(tmp_path: Path) -> None:
     write_steps(tmp_path, range(1, 2))
     assert read_metrics(tmp_path)
-    assert not (tmp_path / "curves.png").exists()
     assert "<svg" not in plots(read_metrics(tmp_path))
 
 
@@ -95,11 +89,10 @@ def test_cut_lines_end_no_run(tmp_path: Path, resumed_step: int | None, capsys: 
     write_steps(tmp_path, range(6, 13), resumed_step=resumed_step)
     steps = {line["step"] for line in read_metrics(tmp_path)}
     assert steps >= {*range(1, 3), *range(7, 13)}
-    assert (tmp_path / "curves.png").exists()
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", "curves.png"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
 def test_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "tensorboard":
         pytest.importorskip("tensorboard")
