@@ -16,7 +16,7 @@ from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.interpreter import Interpreter
-from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
+from entrypoint.plan.model import Decision, Plan, Program, Source, make_decision
 from entrypoint.settings import LaunchSettings
 
 # A CPU counts as busy from 0.8 of its time on; below that a thread on it still gets enough time.
@@ -35,13 +35,6 @@ class RemoteLauncher(Struct, frozen=True):
     major: int = 0
 
 
-class PreviousRun(Struct, frozen=True, kw_only=True):
-    """What the plan of a run being resumed had: its ranks on this node, and the CPUs reserved for other processes."""
-
-    ranks: tuple[RankPlan, ...]
-    reserved_cpus: int = 0
-
-
 class PlanInputs(Struct, frozen=True):
     """What a plan is made from.
 
@@ -54,7 +47,7 @@ class PlanInputs(Struct, frozen=True):
     `run_identity` distinguishes the run from others on the same nodes; it is the same on all nodes. `key_source` says
     where the job's key is.
     `foreign_variable` is another launcher's variable that the user's script reads, empty if there is none.
-    `previous` is what the plan of a resumed run had, None for a new run.
+    `previous` is the plan of the run that is resumed, None for a new run.
     """
 
     settings: ParsedSettings[LaunchSettings]
@@ -72,7 +65,7 @@ class PlanInputs(Struct, frozen=True):
     run_token: str = ""
     run_identity: str = ""
     key_source: KeySource = data_field(default_factory=KeySource)
-    previous: PreviousRun | None = None
+    previous: Plan | None = None
     foreign_variable: str = ""
 
     def decide(self, field: str, key: str, value: str, reason: str, detail: str = "") -> Decision:

@@ -37,7 +37,7 @@ def reserve_busy_cpus(
     if requested == "auto" and previous and same_cores and device == "cpu":
         threads = tuple(min(rank.threads, most) for rank, most in zip(previous.ranks, max_threads, strict=True))
         reason = "" if threads == max_threads else "same as in the run being resumed"
-        return ReservedCpus(count=previous.reserved_cpus, threads=threads, reason=reason)
+        return ReservedCpus(count=previous.binding.reserved_cpus, threads=threads, reason=reason)
     busy = inputs.busy_cpus if requested == "auto" else requested
     machine = inputs.machine
     # Other processes use the cores without a rank first.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import exists, is_file, read_regular, resolve
-from entrypoint.plan.inputs import PreviousRun
-from entrypoint.plan.model import RankPlan
+from entrypoint.plan.model import Plan
+from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings
 from train.checkpoint.metadata import CorruptCheckpoint, read_metadata
@@ -32,16 +33,12 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
     return named if is_file(named / SETTINGS_FILE) else named.parent.parent  # of the folder with its checkpoints
 
 
-def previous_run(settings: TrainSettings) -> PreviousRun | None:
-    """Return what the plan of the run being resumed had, None without a readable plan."""
+def previous_run(settings: TrainSettings) -> Plan | None:
+    """Return the plan of the run being resumed, None without a readable one."""
     folder = resumed_run_dir(settings)
     try:
-        plan = json.loads(read_regular(folder / "plan.json")) if folder else None
-        if plan is None:
-            return None
-        ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
-        return PreviousRun(ranks=ranks, reserved_cpus=plan["binding"]["reserved_cpus"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Plan.from_json(read_regular(folder / "plan.json")) if folder else None
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -53,21 +50,11 @@ def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     return next(folder for folder in taken if not exists(folder))
 
 
-@dataclass(frozen=True)
-class RecordedRank:
-    """Where a rank of a run was started."""
-
-    rank: int
-    node: str
-    process: int
-
-
-def recorded_ranks(folder: Path) -> list[RecordedRank]:
-    """Return the ranks of a run by its ranks.json, none without a readable one that says where they are."""
+def recorded_ranks(folder: Path) -> list[ObservedRank]:
+    """Return the ranks of a run by its ranks.json, none without a readable one."""
     try:
-        ranks = json.loads(read_regular(folder / "ranks.json"))
-        return [RecordedRank(int(one["rank"]), str(one["node"]), int(one["process"])) for one in ranks]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return msgspec.convert(json.loads(read_regular(folder / "ranks.json")), list[ObservedRank])
+    except (OSError, ValueError, RecursionError):
         return []
 
 

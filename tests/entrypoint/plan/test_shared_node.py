@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.inputs import PlanInputs, PreviousRun
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import RankPlan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
@@ -59,7 +59,9 @@ def test_busy_cpus_are_reserved(case: str) -> None:
 def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
     def resumed(cores: int, environ: dict[str, str] | None = None) -> list[int]:
         node, chosen = replace(make_machine(cores), busy_cpus=busy), read_launch_settings(environ or {}, {})
-        before = PreviousRun(ranks=(RankPlan(0, (0, 1, 2, 3), 3),), reserved_cpus=1)
+        first = make_test_plan(make_machine(4))
+        ranks, binding = (RankPlan(0, (0, 1, 2, 3), 3),), replace(first.binding, reserved_cpus=1)
+        before = replace(first, ranks=ranks, binding=binding)
         made = make_plan(PlanInputs(chosen, node, Job(), SCRIPT, environ or {}, "python", previous=before))
         return [rank.threads for rank in made.ranks]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.plan.inputs import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import make_machine, make_test_plan, train_settings
 from train.planning.run_selection import new_run_dir, previous_run, resumed_run_dir
@@ -44,7 +43,7 @@ def test_previous_run_unreadable_plan_is_none(tmp_path: Path, text: str | None) 
     made = make_test_plan(make_machine(4))
     before = replace(made, binding=replace(made.binding, reserved_cpus=1))
     (tmp_path / "mine/plan.json").write_text(before.to_json())
-    assert previous_run(settings) == PreviousRun(ranks=before.ranks, reserved_cpus=1)
+    assert previous_run(settings) == before
 
 
 @pytest.mark.slow_except("0")
