@@ -212,8 +212,6 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
     """Raise `UserError` for settings that contradict each other, or the plan's device."""
     settings, sources = given.values, given.sources
     check_task(given)
-    if settings.pin_memory is True and plan.device != "cuda":
-        raise UserError(f"{sources['pin_memory']}: there is no GPU to copy to. Set TRAIN_PIN_MEMORY=auto.")
     if settings.steps and "epochs" in sources:
         raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
     if settings.image_size != "auto" and not settings.reads_files:

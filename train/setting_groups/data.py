@@ -160,15 +160,6 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             evaluate="own",
         ),
     ] = None
-    pin_memory: Annotated[
-        Auto | bool,
-        about(
-            "Copy batches to a GPU from pinned memory. auto: if there is a GPU.",
-            resume="may_change",
-            nodes="may_differ",
-            evaluate="own",
-        ),
-    ] = "auto"
     prefetch_factor: Annotated[
         Positive,
         about(

@@ -134,7 +134,6 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
             1,
             "TRAIN_DATA_SOURCE=stream: only imagefolder, csv and shards can be streamed",
         ),
-        ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
         ({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, 1, "TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of"),
         (
             {"TRAIN_IMAGE_SIZE": "32"},

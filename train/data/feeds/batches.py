@@ -189,11 +189,6 @@ class BatchSource:
         return None
 
 
-def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:
-    """Return whether batches are in pinned memory, which makes the copy to the device asynchronous."""
-    return settings.pin_memory is True or (settings.pin_memory == "auto" and device.type == "cuda")
-
-
 def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
     """Yield this rank's contiguous shard of range(count), one evaluation batch at a time."""
     shard = shard_slice(count, group.rank, group.world_size)

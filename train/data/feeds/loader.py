@@ -17,7 +17,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.data.decoding.decoder import decode_image, unreadable_image
-from train.data.feeds.batches import IGNORE_LABEL, use_pinned_memory
+from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.load_times import LoadTimes
 from train.data.sources.image_file import read_file
 from train.data.sources.image_folder import ImageList, UnreadableImage
@@ -167,7 +167,7 @@ class BatchLoader:
     ) -> None:
         self.dataset, self.workers, self.may_grow = dataset, workers, may_grow
         self.ahead = settings.prefetch_factor if workers.count else 0
-        self.buffers = Buffers(dataset.shape, pinned=use_pinned_memory(settings, device))
+        self.buffers = Buffers(dataset.shape, pinned=device.type == "cuda")
         self.threads, self.times = WorkerThreads(workers.cpus), LoadTimes()
         self.pending: deque[PendingBatch] = deque()
 

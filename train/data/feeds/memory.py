@@ -16,7 +16,6 @@ from train.data.feeds.batches import (
     eval_batches,
     make_batch,
     sample_slice,
-    use_pinned_memory,
 )
 from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
@@ -47,7 +46,6 @@ class MemorySource(BatchSource):
     ) -> None:
         _, height, width, channels = train.images.shape
         super().__init__(train.labels, (channels, height, width), settings, group, rows)
-        self.pinned = use_pinned_memory(settings, group.device)
         self.trained = torch.arange(len(train)) if rows.train is None else rows.train
         self.normalize = normalize or measure_normalization(
             train.images, self.trained, group.device, channels_last=settings.channels_last
@@ -79,7 +77,7 @@ class MemorySource(BatchSource):
         )
         draws = {name: torch.cat([part.draws[name] for part in parts]) for name in parts[0].draws}
         images = apply_augmentations(self.settings, images, draws, on_bytes=True)
-        if self.pinned and images.device.type == "cpu":
+        if self.group.device.type == "cuda" and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
         sizes = [len(part.indices) for part in parts]
