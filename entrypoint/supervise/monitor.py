@@ -41,6 +41,8 @@ from entrypoint.supervise.gate import open_gate, spawn_gated
 
 # `verify` finds monitors by this name.
 PROCESS_NAME = "ep-monitor"
+# In each rank of MPICH's and Intel's hydra, which kills all others as soon as one has failed, rank 0 as well.
+HYDRA_VAR = "MPI_LOCALRANKID"
 # After another rank fails: the time this rank has to exit, first without and then after SIGTERM.
 EXIT_WAIT_S, SIGTERM_WAIT_S = 5.0, 5.0
 # Delay between a rank's exit and its report: an earlier failure may still arrive.
@@ -259,12 +261,14 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:
-    """Print on rank 0, on rank 1 if rank 0 is lost, which rank failed first.
+    """Print on rank 0, on rank 1 if rank 0 is lost, which rank failed first; under hydra that rank itself.
 
     Why a run could not start is printed on each node.
     """
     agent = "TORCHELASTIC_ERROR_FILE" in environment  # it shows one of the messages
-    printing_rank = 1 if failure.rank == 0 and failure.code == NODE_LOST_CODE else 0
+    printing_rank = failure.rank if HYDRA_VAR in environment else 0
+    if failure.code == NODE_LOST_CODE:
+        printing_rank = 1 if failure.rank == 0 else 0
     if failure.before_start and (agent or environment.get("LOCAL_RANK") == "0"):
         report_error(UserError(failure_message(failure), code_after(failure)))
     elif rank == printing_rank and failure.code != ExitCode.PREEMPTED:

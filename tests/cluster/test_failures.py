@@ -104,6 +104,29 @@ def over(cluster: Cluster, started: list[Started], fault: Fault, began: float, *
     assert "Traceback" not in text
 
 
+# Rank 0 loses its connection, and so fails as well.
+FAILS = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["RANK"] == "1":
+    os._exit(7)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("which", ["hydra", "Intel MPI"])
+def test_failed_rank_names_itself_where_hydra_kills_rank_0(cluster: Cluster, which: str) -> None:
+    script(cluster.folder, "x.py", FAILS)
+    ssh = {"I_MPI_HYDRA_BOOTSTRAP_EXEC": "ssh", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {cluster.ssh}"}
+    words = ("mpirun", "-genv", "MASTER_ADDR", "node1", "-n", "2", "-ppn", "1", "-hosts", "node1,node2")
+    result = cluster.run("node1", *words, *ENTRYPOINT, "run", "x.py", env=cluster.mpi(which) | ssh)
+    assert result.code != 0
+    assert result.out.count("entrypoint: error: rank 1 on node2 failed first: exit code 7") == 1, result.out
+
+
 MAIN = {
     "agents": ("a rank is killed", "the launcher is killed", "a rank is stopped", "a node is cut off"),
     "Open MPI": ("a rank is killed", "a node is cut off"),
