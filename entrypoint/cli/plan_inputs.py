@@ -27,7 +27,7 @@ from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.cpu_load import MIN_REPORTED, other_busy_cpus, sample_busy_cpus
+from entrypoint.machine.cpu_load import other_busy_cpus, sample_busy_cpus
 from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.interpreter import PTH_FILE, Interpreter, find_interpreter
 from entrypoint.machine.procfs import parent_name
@@ -38,7 +38,7 @@ from entrypoint.rank.refusal import Place, place_in_job, refuse
 from entrypoint.settings import LaunchSettings, read_launch_settings
 
 # How long a load is looked at again before cores are left to it.
-AGAIN_S = 3.0
+AGAIN_S = 1.0
 
 
 def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs:
@@ -60,8 +60,10 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
     if not counts_load or command.machine:
         return inputs
     busy = other_busy_cpus(invocation.load)
-    if busy >= MIN_REPORTED and settings.values.reserve_cpus == "auto":
-        busy = min(busy, sample_busy_cpus(AGAIN_S))  # a burst must not cost a run its cores
+    loaded = replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
+    if not loaded.busy_cpus or settings.values.reserve_cpus != "auto":  # nothing would be left to them
+        return loaded
+    busy = min(busy, sample_busy_cpus(AGAIN_S))  # a burst must not cost a run its cores
     return replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
 
 

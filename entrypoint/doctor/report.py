@@ -129,6 +129,9 @@ def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
     """Check the default backend of torch.compile."""
     device = "cuda" if inputs.machine.gpus else "cpu"
     versions = inputs.machine.packages.versions
+    if "torch" not in versions:
+        yield Check("torch.compile", "absent", "no torch in this environment")
+        return
     problem = find_compile_problem(DEFAULT_BACKEND, device, versions, inputs.python)
     state: State = "warning" if problem else "ok"
     yield Check("torch.compile", state, problem or "usable", "TRAIN_COMPILE will be refused" if problem else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
@@ -13,9 +14,10 @@ from entrypoint.job.ports import parse_port
 from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import AGENT_STORE_VAR, store_variables
 from entrypoint.rank.rendezvous import port_taken_error
-from entrypoint.supervise.access import Access
-from entrypoint.supervise.event_loop import EventLoop
-from entrypoint.supervise.store_door import StoreDoor, listen_on_loopback
+
+if TYPE_CHECKING:
+    from entrypoint.supervise.event_loop import EventLoop
+    from entrypoint.supervise.store_door import StoreDoor
 
 
 class Meeting(Struct):
@@ -29,6 +31,10 @@ class Meeting(Struct):
     def serve(self, plan: Plan) -> None:
         """Serve the store; after the forks, because a thread does it."""
         if self.programs:
+            from entrypoint.supervise.access import Access  # late: a rank that is alone needs no store
+            from entrypoint.supervise.event_loop import EventLoop
+            from entrypoint.supervise.store_door import StoreDoor
+
             self.loop = EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node)
             self.door = StoreDoor(self.loop, Access())
             self.loop.listen(self.programs, self.door.welcome_program)
@@ -47,8 +53,12 @@ def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]
     port = parse_port(wanted) if wanted else 0
     alone = plan.nodes.nproc_per_node == 1
     try:
-        # A program that is alone opens its own store.
-        held = hold_port(port) if alone else listen_on_loopback(port)
+        if alone:  # its program opens its own store
+            held = hold_port(port)
+        else:
+            from entrypoint.supervise.store_door import listen_on_loopback
+
+            held = listen_on_loopback(port)
     except OSError as error:
         raise port_taken_error(port, error) from None
     variables = store_variables(held.getsockname()[1]) | ({AGENT_STORE_VAR: "False"} if alone else {})

@@ -52,7 +52,7 @@ def find_interpreter(wanted: str, source: str, environ: Mapping[str, str]) -> In
         if not folder or not os.access(path, os.X_OK):
             continue
         if any(entry.startswith(f"{folder}/") for entry in (f"{sys.prefix}/", *sys.path)):
-            break  # it is the launcher's own, or what that builds on
+            return Interpreter()  # it is the launcher's own, or what that builds on
         is_base = environ.get("CONDA_DEFAULT_ENV") == "base"  # which is active in every shell
         if not (has_torch and is_base and not any(Path(folder).glob("lib/python3*/site-packages/torch"))):
             return Interpreter(path, f"the active environment ({name}={printable(folder)})")

@@ -281,7 +281,8 @@ def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tupl
 
 def warn_without_hook(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
     """Warn of a Python that lacks what keeps a rank from aborting at its end: 1 of 12 jobs of two ranks was lost."""
-    if nproc == 1 or inputs.interpreter.has_hook:
+    has_torch = "torch" in inputs.machine.packages.versions
+    if world_size_for(inputs, nproc) == 1 or inputs.interpreter.has_hook or not has_torch:
         return ()
     python = printable(inputs.interpreter.path)
     return (f"{python} has no {PTH_FILE}, so some torch versions may abort at their end. Install the wheel there.",)

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job, LauncherBinding
+from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.ports import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
+from entrypoint.machine.interpreter import Interpreter
 from entrypoint.machine.python_packages import Packages
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
@@ -174,6 +176,25 @@ def test_mask_set_by_launcher_is_not_divided() -> None:
 
 def test_limiting_affinity_mask_is_named() -> None:
     assert "in the affinity mask (0-1)" in reason_for(make_test_plan(make_machine(2, online=8)), "cores")
+
+
+@pytest.mark.parametrize(
+    ("environ", "versions", "warns"),
+    [
+        ({"LAUNCH_NPROC_PER_NODE": "2"}, {"torch": "2.15.0"}, True),
+        ({"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}, {"torch": "2.15.0"}, True),
+        ({}, {"torch": "2.15.0"}, False),
+        ({"LAUNCH_NPROC_PER_NODE": "2"}, {}, False),
+    ],
+)
+def test_python_without_our_hook_is_named(environ: dict[str, str], versions: dict[str, str], warns: bool) -> None:
+    chosen, node = read_launch_settings(environ, {}), replace(make_machine(4), packages=Packages(versions))
+    inputs = PlanInputs(
+        chosen, node, Job(), SCRIPT, environ, "python", node_group=detect_node_group(chosen, environ, Job())
+    )
+    made = make_plan(replace(inputs, interpreter=Interpreter("/other/python", has_hook=False)))
+    line = "/other/python has no reference_training.pth, so some torch versions may abort at their end"
+    assert any(line in warning for warning in made.warnings) == warns
 
 
 def test_plan_json_round_trip() -> None:
