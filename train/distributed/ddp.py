@@ -41,7 +41,6 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
         bucket_cap_mb=SINGLE_BUCKET_MB if one_bucket else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
-        static_graph=settings.ddp_static_graph,
     )
     state: Any = None
     hook: Any = HOOKS.get(settings.gradient_compression)

@@ -239,17 +239,11 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
         raise UserError(
             f"{sources['gradient_compression']}: hangs over oneCCL. Set LAUNCH_BACKEND=gloo, or another compression."
         )
-    if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.nodes.world_size > 1:
-        raise UserError(
-            f"{sources['ddp_static_graph']} and {sources['grad_accum_steps']} contradict: only the last micro-batch"
-            " of a step is synchronized. Drop one of the two."
-        )
 
 
 # Settings that do not work with FSDP: the value that is fine, and why others are not.
 FSDP_INCOMPATIBLE = {
     "prune_ratio": (0.0, "pruning needs the whole model. Prune in a run without FSDP"),
-    "ddp_static_graph": (False, "it is a setting of DDP. Drop one of the two"),
     "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
     "gradient_compression": ("off", "it is a hook of DDP. Drop one of the two"),
 }

@@ -62,7 +62,6 @@ def exclusions(
             "neither TRAIN_MODEL nor TRAIN_DATASET is a package.module:function",
         ),
         ("gradient_compression", alone, ON_ONE_RANK),
-        ("ddp_static_graph", alone, ON_ONE_RANK),
         ("ddp_find_unused_parameters", alone, ON_ONE_RANK),
         ("sync_batchnorm", alone, ON_ONE_RANK),
         ("sync_batchnorm", settings.model == "cnn", "the cnn has no BatchNorm"),

@@ -54,7 +54,6 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
         bool,
         about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
     ] = False
-    ddp_static_graph: Annotated[bool, about("DDP's static_graph: every step uses the same graph.")] = False
     gradient_compression: Annotated[
         Literal["off", "bf16", "fp16", "powersgd"],
         about("Gradient compression for DDP; may reduce accuracy. Resuming with powersgd is not bitwise identical."),

@@ -27,7 +27,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize(
     ("more", "to"),
     [
-        ({"TRAIN_DDP_STATIC_GRAPH": "1"}, 1e-3),
         ({"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 1e-3),
         ({"TRAIN_GRADIENT_COMPRESSION": "fp16"}, 1e-2),
         ({"TRAIN_GRADIENT_COMPRESSION": "bf16"}, 3e-2),

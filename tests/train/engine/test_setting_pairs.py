@@ -70,7 +70,6 @@ RARER = [
     for other in ("compile", "fp16", "prune", "mixup", "augment", "deterministic")
 ]  # fmt: skip
 SHARED: dict[str, dict[str, str]] = {
-    "static graph": {"TRAIN_DDP_STATIC_GRAPH": "1"},
     "find unused": {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
     "compress": {"TRAIN_GRADIENT_COMPRESSION": "bf16"},
     "powersgd": {"TRAIN_GRADIENT_COMPRESSION": "powersgd"},

@@ -141,11 +141,6 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
             "TRAIN_IMAGE_SIZE=32: only imagefolder, csv and shards resize images, and TRAIN_DATASET",
         ),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: no epoch of TRAIN_EPOCHS=1"),
-        (
-            {"TRAIN_DDP_STATIC_GRAPH": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"},
-            2,
-            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_GRAD_ACCUM_STEPS=2 contradict",
-        ),
         ({"TRAIN_MAX_MINUTES": "5", "TRAIN_CHECKPOINT_EVERY": "0"}, 1, "TRAIN_MAX_MINUTES=5: needs a checkpoint"),
         (
             FSDP | {"TRAIN_PRUNE_RATIO": "0.5"},
@@ -156,11 +151,6 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
             FSDP | {"TRAIN_GRADIENT_COMPRESSION": "fp16"},
             2,
             "TRAIN_GRADIENT_COMPRESSION=fp16 and TRAIN_PARALLELISM=fsdp contradict: it is",
-        ),
-        (
-            FSDP | {"TRAIN_DDP_STATIC_GRAPH": "1"},
-            2,
-            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_PARALLELISM=fsdp contradict",
         ),
         (
             FSDP | {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
