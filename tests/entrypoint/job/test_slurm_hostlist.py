@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.slurm_hostlist import expand_hostlist
+from entrypoint.job.slurm import expand_hostlist
 
 LISTS = {
     "login": ["login"],
