@@ -26,7 +26,9 @@ def main() -> int:
             error = caught if isinstance(caught, UserError) else out_of_memory_error(caught)
             if error is None or find_stop_signal(caught):
                 raise
-            return report_error(error) if should_report(error) else int(error.code)
+            first = "TORCHELASTIC_ERROR_FILE" in os.environ or os.environ.get("LOCAL_RANK", "0") == "0"
+            # A preemption is printed once per node, unless an agent selects.
+            return report_error(error) if first or not isinstance(error, Preempted) else int(error.code)
     except BaseException as error:
         stopped = find_stop_signal(error)
         if stopped is None:
@@ -52,12 +54,6 @@ def find_stop_signal(error: BaseException | None) -> StopSignal | None:
     while error is not None and not isinstance(error, StopSignal):
         error = error.__context__
     return error
-
-
-def should_report(error: UserError) -> bool:
-    """Return whether this rank prints the error; a preemption is printed once per node, unless an agent selects."""
-    agent = "TORCHELASTIC_ERROR_FILE" in os.environ
-    return agent or not isinstance(error, Preempted) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def report_stop(stopped: StopSignal) -> int:

@@ -289,7 +289,7 @@ def read_headers(listing: ImageList, policy: str) -> Headers:
         try:
             headers.add(path)
         except Exception as error:  # Pillow's plug-ins raise what their parsers raise
-            unreadable = UnreadableImage(path, failure_reason(path, error))
+            unreadable = UnreadableImage(path, failure_reason(error))
             if policy == "error":
                 raise unreadable_image_error([unreadable]) from None
     if not headers.sizes:

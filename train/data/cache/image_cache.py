@@ -85,11 +85,6 @@ class ImageSource:
         """What besides the files decides on the content of an entry."""
         return f"{VERSION}/{self.shape}/{self.policy}"
 
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return len(self.listings[0].classes)
-
 
 def open_entry(path: Path, key: str) -> CacheEntry:
     """Map the arrays of an entry into memory; raises `DamagedEntry` if they are not what was written."""

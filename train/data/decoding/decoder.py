@@ -17,7 +17,7 @@ from entrypoint.core.errors import UserError, first_line
 from train.data.decoding.formats import OtherFormatError, open_with_pillow
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.decoding.pixel_values import convert_to_visible, orientation_of
-from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, TarMember, file_size, read_file
+from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, TarMember, read_file
 from train.data.sources.image_folder import UnreadableImage
 from train.settings import ImageShape
 from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
@@ -50,7 +50,7 @@ def unreadable_image(path: ImageFile, error: Exception) -> UnreadableImage:
     """Return a file with the reason why it could not be read; raises a `MemoryError` again: the file may be good."""
     if isinstance(error, MemoryError):
         raise error
-    return UnreadableImage(path, failure_reason(path, error))
+    return UnreadableImage(path, failure_reason(error))
 
 
 def decode_image(path: ImageFile, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:
@@ -102,22 +102,14 @@ def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
     return np.asarray(image.resize(output, Image.Resampling.BILINEAR, box=(left, 0, right, output[1])))
 
 
-def failure_reason(path: ImageFile, error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return in a few words why a file could not be read as an image."""
     if isinstance(error, OtherFormatError | UserError):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
-        return "empty file" if is_empty(path) else "not an image"
+        return "not an image"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     if str(error) in FILE_PROBLEMS:
         return str(error)
     return f"broken image ({first_line(error) or type(error).__name__})"
-
-
-def is_empty(path: ImageFile) -> bool:
-    """Return whether a file is there and has no bytes."""
-    try:
-        return file_size(path) == 0
-    except OSError:
-        return False
