@@ -46,6 +46,7 @@ class DatasetInfo:
     `has_val` says whether a folder has val/ next to test/, and `is_cut` whether it has neither and was split here.
     `has_kernel` says whether the compiled JPEG decoder is there.
     `class_counts` are the numbers of training images of each class, empty where they are not known.
+    `constant` are the names of targets that are the same for all images.
     `problem` says why a data set of the user's cannot be used.
     `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
@@ -64,6 +65,7 @@ class DatasetInfo:
     is_cut: bool = False
     shared: tuple[int, int] = (0, 0)
     class_counts: tuple[int, ...] = ()
+    constant: tuple[str, ...] = ()
     task: str = "classify"
     problem: str = ""
 
@@ -130,6 +132,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         has_val=test.val_start is not None,
         is_cut=test.is_cut,
         class_counts=() if train.targets or len(train) > MAX_COUNTED else count_classes(train),
+        constant=train.targets.constant_names() if train.targets else (),
         task=settings.task,
         shared=(0, 0) if settings.evaluate or test.is_cut else count_shared(train, test),
     )

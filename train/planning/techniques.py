@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from entrypoint.core.errors import count_text, printable
 from entrypoint.core.packages import missing_module
-from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
+from train.planning.unused_settings import needed_setting
 from train.setting_groups.model import STATISTICS
 from train.settings import TrainSettings
 
@@ -65,6 +66,7 @@ def decide_techniques(
             make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
             for field, (key, off, text) in TECHNIQUES.items()
             if (value := getattr(given.values, field)) != off
+            and not needed_setting(given.values, rules_of(TrainSettings)[field].needs)  # else it has no effect
         ),
     )
 
@@ -145,8 +147,9 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
         return ()
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
     more = "" if dataset.counted_all else " or more"
+    use = "choose or test" if dataset.has_val else "test"
     kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.task]
-    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others}{more} to test"]
+    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others}{more} to {use}"]
     if len(dataset.class_counts) > 1:
         reasons.append(f"{min(dataset.class_counts):,} to {max(dataset.class_counts):,} a class")
     if "dataset" not in given.sources:

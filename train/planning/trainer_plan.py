@@ -155,7 +155,12 @@ def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
     )
     single = "there is 1 class, so each answer is right. Add images of what is not in it."
     is_single = dataset.task == "classify" and len(dataset.classes) == 1
-    return (*((copies,) if shared else ()), *((single,) if is_single else ()))
+    same = f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right."
+    return (
+        *((copies,) if shared else ()),
+        *((single,) if is_single else ()),
+        *((f"{same} Leave it out.",) if dataset.constant else ()),
+    )
 
 
 def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ...]:

@@ -36,4 +36,6 @@ def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
         if not NUMBER.fullmatch(number) or not 0 <= float(number) < 1e6:
             raise UserError(f"{source}: {printable(number)} is no weight. Write a number from 0 on.")
         weights[name] = float(number)
+    if not any(weights.values()):
+        raise UserError(f"{source}: every weight is 0, so nothing is learned. Leave a class out of it.")
     return list(weights.values())

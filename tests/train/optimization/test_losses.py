@@ -84,7 +84,13 @@ def test_auto_weights_a_mean_image_with_one() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("d=2", "there is no class d"), ("bee=1", "no class bee"), ("b=x", "x is no weight"), ("b=-1", "is no weight")],
+    [
+        ("d=2", "there is no class d"),
+        ("bee=1", "no class bee"),
+        ("b=x", "x is no weight"),
+        ("b=-1", "is no weight"),
+        ("a=0,b=0,c=0", "every weight is 0"),
+    ],
 )
 def test_weights_that_cannot_be_used_are_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:

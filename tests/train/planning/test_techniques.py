@@ -42,6 +42,10 @@ def test_technique_that_is_on_is_shown_with_its_setting(field: str) -> None:
     assert f"{name}={ON[field]}" in shown({name: ON[field]})[key][1]
 
 
+def test_technique_without_effect_is_not_shown() -> None:
+    assert "balance" not in shown({"TRAIN_BALANCE": "1", "TRAIN_TASK": "multilabel"})
+
+
 def test_pruning_says_which_layers_and_when() -> None:
     made = shown({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_EXCLUDE": "layer1", "TRAIN_PRUNE_WARMUP": "3"})
     assert made["pruning"][1].endswith("of conv2d layers, but not layer1, by torch-pruning, after 3 epochs")

@@ -217,6 +217,8 @@ def test_data_that_say_little_are_doubted() -> None:
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(0, 5))) == ()
     assert "3 of 5 test images" in doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(3, 5)))[0]
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
+    (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="multilabel", constant=("b",)))
+    assert line.startswith("all images have the same b, so each answer is right.")
 
 
 def test_link_of_an_index_stays(tmp_path: Path) -> None:

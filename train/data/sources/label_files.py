@@ -98,6 +98,11 @@ def read_table(path: Path, task: str) -> LabelTable:
             for number, row in enumerate(lines, 2):
                 if not any(row):  # what a spreadsheet writes for empty lines
                     continue
+                if any(row[len(names) :]):
+                    raise UserError(
+                        f"{one_line(path)}, line {number}: has {len(row)} cells, and the first line {len(names)}."
+                        f" Quote cells with a divider in them."
+                    )
                 name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
                 if not name or (task == "classify" and not cells[0]) or len(name) > MAX_NAME:
                     raise UserError(f"{one_line(path)}, line {number}: has no file or no label; correct it")

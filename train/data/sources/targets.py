@@ -32,6 +32,11 @@ class Targets:
             self.values.extend(row)
         return number
 
+    def constant_names(self) -> tuple[str, ...]:
+        """Return the names of targets that have one value for all images."""
+        count = len(self.names)
+        return tuple(name for index, name in enumerate(self.names) if len(set(self.values[index::count])) == 1)
+
 
 def names_of_targets(settings: DataSettings, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the outputs of a model for these columns: the columns themselves, or the labels in the only one."""

@@ -98,6 +98,7 @@ def test_val_file_chooses(labelled: Path) -> None:
         (["train.csv,a", "./train.csv,b"], "file,label", "line 3: ./train.csv is listed twice"),
         (["train.csv"], "file,label", "line 2: has no file or no label"),
         (["train.csv,"], "file,label", "line 2: has no file or no label"),
+        (["train/class0/000.jpg,a,b"], "file,label", "line 2: has 3 cells, and the first line 2. Quote cells"),
         ([], "file,label", "has no line after the first"),
         (
             ["a,b"],
@@ -170,7 +171,7 @@ def test_several_labels_become_rows_of_targets(labelled: Path, head: str, cells:
     assert list(train.labels) == list(test.labels) == [0, 1, 0, 2]
     assert list(train.targets.values) == [1, 1, 0, 0, 0, 1]
     found = inspect_dataset(csv_settings(labelled, task="multilabel", **settings))
-    assert (found.classes, found.task, found.class_counts) == (("a", "b"), "multilabel", ())
+    assert (found.classes, found.task, found.class_counts, found.constant) == (("a", "b"), "multilabel", (), ())
 
 
 def test_numbers_become_rows_of_targets(labelled: Path) -> None:
@@ -181,6 +182,7 @@ def test_numbers_become_rows_of_targets(labelled: Path) -> None:
     assert train.classes == ("age", "size")
     assert list(train.targets.values) == [0, -1000, 1, -1000, 2, -1000, 3, -1000]
     assert (list(train.labels), list(test.labels)) == ([0, 1, 2], [1, 2, 3])
+    assert inspect_dataset(csv_settings(labelled, task="regress")).constant == ("size",)
 
 
 @pytest.mark.parametrize(
