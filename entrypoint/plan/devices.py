@@ -227,4 +227,6 @@ def decide_backend(inputs: PlanInputs, device: str, nproc: int) -> Decision:
         raise UserError(f"{inputs.settings.sources['backend']}: {inputs.backend_problem}", ExitCode.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if requested == "auto" else requested
     unused = "; unused by a single rank" if world_size_for(inputs, nproc) == 1 else ""
-    return inputs.decide("backend", "backend", backend, f"the default on {device}{unused}")
+    endless = backend in ("ccl", "mpi") and inputs.program.kind != "train"
+    detail = "a collective of the script has no time limit" if endless else ""
+    return inputs.decide("backend", "backend", backend, f"the default on {device}{unused}", detail)

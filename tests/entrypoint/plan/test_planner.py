@@ -76,6 +76,14 @@ def test_gpus_give_one_rank_each_and_nccl() -> None:
     assert [rank.gpu for rank in made.ranks] == [0, 1]
 
 
+@pytest.mark.parametrize(("backend", "endless"), [("ccl", True), ("mpi", True), ("gloo", False)])
+def test_backend_without_a_time_limit_is_named_for_scripts(backend: str, endless: bool) -> None:
+    environ = {"LAUNCH_BACKEND": backend, "LAUNCH_NPROC_PER_NODE": "2"}
+    for kind in ("script", "train"):
+        reason = reason_for(make_test_plan(make_machine(4), environ, program=replace(SCRIPT, kind=kind)), "backend")
+        assert ("has no time limit" in reason) == (endless and kind == "script")
+
+
 def test_cpu_device_on_gpu_node_is_used() -> None:
     made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
     assert (made.device, made.backend, made.nodes.nproc_per_node) == ("cpu", "gloo", 1)
