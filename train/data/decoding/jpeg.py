@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from train.data.decoding.pixel_values import ORIENTATION_TAG
+from train.data.decoding.formats import open_with_pillow
+from train.data.decoding.pixel_values import orientation_of
 from train.kernels.library import load_kernel
 from train.transforms.image_part import ORIENTATIONS, PLAIN_VIEW, UPRIGHT, Pixels, View, arrange, find_part
 
-EXIF_START = b"Exif\0\0"
-# JPEG (ITU T.81, table B.1).
-MARKER, APP1, START_OF_SCAN = 0xFF, 0xE1, 0xDA
 Header = ctypes.c_int * 4
 Region = ctypes.c_int * 4
 FloatBox = ctypes.c_float * 4
@@ -63,30 +61,13 @@ class JpegKernel:
         return True
 
 
-def exif_segment(data: bytes) -> bytes:
-    """Return the content of a JPEG's first Exif segment, empty if there is none before the image."""
-    place = 2
-    while data[place] == MARKER and data[place + 1] != START_OF_SCAN:
-        if data[place + 1] == MARKER:  # markers may be padded
-            place += 1
-            continue
-        length = int.from_bytes(data[place + 2 : place + 4], "big")
-        segment = data[place + 4 : place + 2 + length]
-        if data[place + 1] == APP1 and segment.startswith(EXIF_START):
-            return segment
-        place += 2 + length
-    return b""
-
-
 def exif_orientation(data: bytes) -> int:
-    """Return the EXIF orientation of a JPEG with one Exif segment, 0 if the segment is odd."""
-    exif = Image.Exif()
+    """Return the EXIF orientation of a JPEG as Pillow reads it, 0 if it cannot."""
     try:
-        exif.load(exif_segment(data))
-        orientation = exif.get(ORIENTATION_TAG, UPRIGHT)
+        with open_with_pillow(BytesIO(data)) as image:
+            return orientation_of(image)
     except Exception:  # Pillow raises what its parser meets: SyntaxError, struct.error, ValueError
         return 0
-    return orientation if orientation in ORIENTATIONS else 0
 
 
 @cache
