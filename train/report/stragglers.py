@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -44,7 +43,8 @@ class StepMeter:
 
     def start(self) -> tuple[float, float, float]:
         """Return the clocks at the start of some steps."""
-        return time.perf_counter(), time.thread_time(), main_thread_delay()
+        delay_ns = read_run_delays().get(str(os.getpid()), 0)  # of the main thread, 0 if the kernel does not count it
+        return time.perf_counter(), time.thread_time(), delay_ns / 1e9
 
     def add(self, began: tuple[float, float, float], steps: int) -> tuple[float, float, float]:
         """Add the steps since `began`, and return the clocks at the start of the next ones."""
@@ -61,13 +61,6 @@ class StepMeter:
         in_steps = 1 - self.data_s / self.seconds if self.seconds else 1.0
         computing = self.cpu_s - self.data_cpu_s + self.cpu_wait_s * in_steps
         return max(0.0, self.seconds - self.data_s - computing)
-
-
-def main_thread_delay() -> float:
-    """Return the seconds that the main thread was runnable and did not run, 0 if the kernel does not count them."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/self/task/{os.getpid()}/schedstat").read_text().split()[1]) / 1e9
-    return 0.0
 
 
 @dataclass(frozen=True)
