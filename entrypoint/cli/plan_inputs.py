@@ -61,7 +61,8 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
         return inputs
     busy = other_busy_cpus(invocation.load)
     loaded = replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
-    if not loaded.busy_cpus or settings.values.reserve_cpus != "auto":  # nothing would be left to them
+    would_reserve = 0 < 2 * loaded.busy_cpus <= len(loaded.machine.cpus)
+    if not would_reserve or settings.values.reserve_cpus != "auto":
         return loaded
     busy = min(busy, sample_busy_cpus(AGAIN_S))  # a burst must not cost a run its cores
     return replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
