@@ -158,6 +158,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
     return {
         "epochs": min(run.epochs, -(-done.step // run.source.steps_per_epoch)),
         "steps": done.step,
+        "skipped_steps": trainer.skipped_steps,
         "train_seconds": round(done.seconds, 3),
         "step_seconds": round(later / max(1, done.step - 1), 6),
         "images_per_second": round(done.step * settings.batch_size / done.seconds, 1) if done.seconds else 0.0,

@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import ExitCode, UserError
 from train.data.feeds.batches import Batch, BatchSource
 from train.engine.compile import compile_error
@@ -72,7 +73,7 @@ def train_epoch(
             continue
         trainer.gpu_clock.sample()  # while the GPU still computes
         losses = trainer.group.sum(torch.stack(pending)).tolist()
-        check_finite(losses, trainer.state.step - len(losses))
+        losses = check_finite(trainer, losses)
         now = time.perf_counter()
         callbacks.report(trainer.state.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
         trainer.state.seconds += now - before
@@ -100,10 +101,22 @@ def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
     return loss
 
 
-def check_finite(losses: list[float], first_step: int) -> None:
-    """Raise `UserError` at the first loss that is NaN or infinite; steps count from 1."""
-    for step, loss in enumerate(losses, first_step + 1):
-        if not math.isfinite(loss):
+def check_finite(trainer: Trainer, losses: list[float]) -> list[float]:
+    """Return the losses of the last steps, that of a skipped step as the one before; steps count from 1.
+
+    Raises `UserError` at a loss that is NaN or infinite where TRAIN_SKIP_NONFINITE does not skip that step.
+    """
+    checked = trainer.state.losses[-1:] or [0.0]
+    for step, loss in enumerate(losses, trainer.state.step - len(losses) + 1):
+        trainer.skipped = 0 if math.isfinite(loss) else trainer.skipped + 1
+        if trainer.skipped > trainer.settings.skip_nonfinite:
+            in_a_row = f", as those of the {trainer.skipped - 1} steps before" if trainer.skipped > 1 else ""
             raise UserError(
-                f"step {step}: the loss is {loss}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.", ExitCode.RANK_FAILED
+                f"step {step}: the loss is {loss}{in_a_row}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
+                ExitCode.RANK_FAILED,
             )
+        trainer.skipped_steps += trainer.skipped > 0
+        if trainer.skipped and trainer.group.is_main:
+            write_stderr(f"train: step {step} is skipped: its loss or gradients are not finite")
+        checked.append(checked[-1] if trainer.skipped else loss)
+    return checked[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,7 +61,8 @@ class Trainer:
     `loss` returns the sum of the losses of (N, outputs) logits and (N,) labels. `ddp_model` is the model wrapped by
     DDP if there are several ranks, and `compiled_forward` the compiled one.
     `mark_phase` marks the phases of a step for the profiler, and `meter` says where the time goes. `image_shape` is
-    what images are resized to, by step.
+    what images are resized to, by step. `grad_norm` is the last step's where something needs it. `skipped_steps` counts
+    those that changed nothing, and `skipped` the last ones in a row.
     """
 
     state: TrainState
@@ -76,6 +78,9 @@ class Trainer:
     compiled_forward: Callable[[Tensor], Tensor] = field(init=False)
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
     meter: StepMeter = field(default_factory=StepMeter)
+    grad_norm: Tensor | None = None
+    skipped: int = 0
+    skipped_steps: int = 0
     gpu_clock: GpuClock = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +109,7 @@ class Trainer:
         depends on seed, step and rank alone, so a resumed run samples the same values.
         """
         state = self.state
+        statistics = [buffer.clone() for buffer in state.model.buffers()] if self.settings.skip_nonfinite else []
         seed_everything(derive_seed(self.settings.seed, "step", state.step, self.group.rank), self.group.device)
         set_lr(state.optimizer, self.lr(state.step))
         state.optimizer.zero_grad(set_to_none=True)
@@ -126,13 +132,27 @@ class Trainer:
                     whole = part if divided == 1 else part * divided
                     state.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
             losses.append(part.detach())
+        loss = sum(losses[1:], losses[0])
         with self.mark_phase(OPTIMIZER):
-            if self.settings.max_grad_norm:
+            if self.settings.max_grad_norm or self.settings.skip_nonfinite:
                 state.scaler.unscale_(state.optimizer)
-                clip_grad_norm_(state.model.parameters(), self.settings.max_grad_norm)
-            state.scaler.step(state.optimizer)
+                limit = self.settings.max_grad_norm or math.inf
+                norm = clip_grad_norm_(state.model.parameters(), limit)
+                self.grad_norm = getattr(norm, "full_tensor", lambda: norm)()  # FSDP's is spread over the ranks
+            if self.settings.skip_nonfinite and self.grad_norm is not None and not self.grad_norm.isfinite():
+                self.undo_statistics(statistics)
+                # A scaled loss overflows now and then; the scaler then lowers its factor, and nothing is wrong.
+                loss = loss if state.scaler.is_enabled() else torch.full_like(loss, math.nan)
+            else:
+                state.scaler.step(state.optimizer)
+                if state.ema_model:
+                    state.ema_model.update_parameters(state.model)
             state.scaler.update()
-            if state.ema_model:
-                state.ema_model.update_parameters(state.model)
         state.step += 1
-        return sum(losses[1:], losses[0])
+        return loss
+
+    def undo_statistics(self, statistics: list[Tensor]) -> None:
+        """Give the model's buffers their values back, as BatchNorm has counted a batch that is skipped."""
+        with torch.no_grad():
+            for buffer, before in zip(self.state.model.buffers(), statistics, strict=True):
+                buffer.copy_(before)

@@ -137,6 +137,8 @@ def train_epochs(run: TrainingRun) -> FinalScores:
             if run.metrics:
                 place = epoch + (step - epoch * run.source.steps_per_epoch) / run.source.steps_per_epoch
                 values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
+                if run.trainer.grad_norm is not None and run.trainer.grad_norm.isfinite():
+                    values["grad_norm"] = float(run.trainer.grad_norm)
                 run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
 
         callbacks = StepCallbacks(

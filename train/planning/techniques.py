@@ -40,6 +40,7 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "label_smoothing": ("label smoothing", 0.0, "share of each label spread over all classes"),
     "ema_decay": ("EMA", 0.0, "decay of the weights' average; it is evaluated and exported"),
     "max_grad_norm": ("gradient clipping", 0.0, "the largest gradient norm"),
+    "skip_nonfinite": ("skipped steps", 0, "in a row at most, whose loss or gradients are not finite"),
     "gradient_compression": ("grad compression", "off", "for DDP; may reduce accuracy"),
     "prune_ratio": ("pruning", 0.0, ""),
     "deterministic": ("deterministic", False, "deterministic kernels only"),

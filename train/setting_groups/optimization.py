@@ -119,6 +119,13 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     ] = "auto"
     label_smoothing: Annotated[BelowOne, about("Label smoothing.", speed=False, needs="task=classify")] = 0.0
     max_grad_norm: Annotated[NotNegative, about("Gradient clipping: the largest gradient norm; 0 disables it.")] = 0.0
+    skip_nonfinite: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)],
+        about(
+            "Skip a step whose loss or gradients are not finite, as if it had no images, up to so many in a row; 0 ends"
+            " the run at the first.",
+        ),
+    ] = 0
     early_stopping: Annotated[
         Annotated[int, Meta(ge=0)],
         about("Stop after so many epochs without improvement on the images that choose; 0 never does.", speed=False),

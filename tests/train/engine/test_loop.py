@@ -15,6 +15,7 @@ from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.engine.loop import StepCallbacks, check_finite, timed_first_step, train_epoch
 from train.engine.train_step import Trainer
+from train.optimization.optimizer import make_ema
 from train.preemption import STOP
 
 
@@ -45,6 +46,7 @@ def test_max_grad_norm_clips_gradients() -> None:
     before = weights(one)
     one.train_step(Batch(((X, Y),), 12))
     assert (weights(one) - before).norm() <= 1.01e-4
+    assert float(one.grad_norm) > 0.01, "before it is clipped"
 
 
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights() -> None:
@@ -99,9 +101,45 @@ def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_loss_is_named_by_its_step(bad: float) -> None:
+    one = trainer()
+    one.state.step = 13
     with pytest.raises(UserError, match="step 12: the loss is") as error:
-        check_finite([1.0, bad, bad], 10)
+        check_finite(one, [1.0, bad, bad])
     assert error.value.code == ExitCode.RANK_FAILED
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_step_that_is_not_finite_changes_nothing(bad: float) -> None:
+    one, good = trainer(skip_nonfinite=1, ema_decay=0.5), trainer(ema_decay=0.5)
+    for each in (one, good):
+        each.set_model(
+            nn.Sequential(nn.BatchNorm1d(4, affine=False), each.state.model), each.state.optimizer, each.state.ema_model
+        )
+        each.state.ema_model = make_ema(each.state.model, each.settings)
+    for batch in (X, X * bad, X):
+        one.train_step(Batch(((batch, Y),), 12))
+    for _ in range(2):
+        good.train_step(Batch(((X, Y),), 12))
+    for kept, expected in zip(state_of(one), state_of(good), strict=True):
+        assert torch.equal(kept, expected)
+    assert one.state.step == 3
+
+
+def state_of(one: Trainer) -> list[Tensor]:
+    """Return all tensors that a step may change."""
+    momenta = [value for state in one.state.optimizer.state.values() for value in state.values()]
+    return [*one.state.model.state_dict().values(), *one.state.eval_model.state_dict().values(), *momenta]
+
+
+def test_skipped_steps_are_counted_and_too_many_in_a_row_end(capsys: pytest.CaptureFixture[str]) -> None:
+    one = trainer(skip_nonfinite=2)
+    one.state.step = 5
+    assert check_finite(one, [math.nan, 2.0, math.nan, math.inf, 1.0]) == [0.0, 2.0, 2.0, 2.0, 1.0]
+    assert (one.skipped_steps, one.skipped) == (3, 0)
+    assert "train: step 4 is skipped: its loss or gradients are not finite" in capsys.readouterr().err
+    one.state.step = 8
+    with pytest.raises(UserError, match="step 8: the loss is nan, as those of the 2 steps before"):
+        check_finite(one, [math.nan] * 3)
 
 
 def test_ema_follows_the_weights_and_is_evaluated() -> None:

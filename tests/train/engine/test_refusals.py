@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Entrypoint
+from tests.conftest import Entrypoint, script
 from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, imagefolder
 
 pytestmark = pytest.mark.launch
@@ -40,6 +41,36 @@ def test_loss_not_finite_stops_and_keeps_last_good_checkpoint(entrypoint: Entryp
     )
     assert not list((entrypoint.folder / "runs/wild").glob("checkpoint/*"))
     assert sorted((entrypoint.folder / "runs/mine/checkpoint").iterdir()) == kept
+
+
+OVERFLOWS = """
+import os
+from torch import nn
+class Net(nn.Module):
+    steps = 0
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, classes))
+    def forward(self, images):
+        self.steps += self.training
+        bad = self.training and self.steps in (9, 14) and os.environ.get("RANK", "0") == os.environ["BAD_RANK"]
+        return self.layers(images * float("nan") if bad else images)
+def net(num_classes=10):
+    return Net(num_classes)
+"""
+
+
+@pytest.mark.parametrize("ranks", [{"BAD_RANK": "0"}, {"BAD_RANK": "1"} | TWO_RANKS_WHERE_THEY_FIT])
+def test_step_that_overflows_on_one_rank_is_skipped_on_all(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
+    script(entrypoint.folder, "overflowing.py", OVERFLOWS)
+    env = SMALL | ranks | {"TRAIN_MODEL": "overflowing:net", "TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "mine"}
+    result = entrypoint("train", "--skip-nonfinite=1", env=env)
+    assert result.code == 0, result.err
+    assert result.err.count("is skipped: its loss or gradients are not finite") == 2
+    assert entrypoint.summary("mine")["skipped_steps"] == 2
+    metrics = (entrypoint.folder / "runs/mine/metrics.jsonl").read_text().splitlines()
+    assert all(line["grad_norm"] > 0 for line in map(json.loads, metrics) if "images_per_second" in line)
+    assert entrypoint("train", env=env | {"TRAIN_RUN_NAME": "other"}).code == 5
 
 
 @pytest.mark.parametrize(
