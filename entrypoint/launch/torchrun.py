@@ -2,7 +2,7 @@
 
 torchrun itself prints a page for every failure, sorts failures within one second by rank, and always exits with 1.
 The entrypoint uses it for ranks of several nodes that may restart, or if the user selects it. `local` starts the other
-ranks. Only this module and `elastic_agent` import torch in the entrypoint. Both run in the agent's process.
+ranks. Only this module imports torch in the entrypoint. It runs in the agent's process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.core.console import parse_error_record
-from entrypoint.core.errors import ExitCode, UserError, first_line
+from entrypoint.core.console import log, parse_error_record
+from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, count_text, first_line
+from entrypoint.core.network import LOG_INTERVAL_S
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.core.signals import PREEMPTION, TERMINATING, not_ignored
+from entrypoint.launch.agent_store import AgentStore
 from entrypoint.launch.failures import Failure, first_failure, print_final_message, repeat_warning, report_stop
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
@@ -35,9 +39,6 @@ def main(argv: list[str]) -> int:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-        from entrypoint.launch.agent_store import AgentStore
-        from entrypoint.launch.elastic_agent import install_restart_policy
 
     plan, started = Plan.from_variable(os.environ[PLAN_VAR]), time.time()
     ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
@@ -142,6 +143,66 @@ def capture_agent_log(grace_period_s: float) -> set[int]:
     agent.setLevel(logging.WARNING)
     agent.handlers, agent.propagate = [recorder], False
     return recorder.pids
+
+
+@contextmanager
+def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
+    """Print a line every LOG_INTERVAL_S seconds while the block runs."""
+    done, start = threading.Event(), time.monotonic()
+
+    def log_progress() -> None:
+        while not done.wait(LOG_INTERVAL_S):
+            log(f"{what} ({time.monotonic() - start:.0f} of {timeout_s} s)")
+
+    threading.Thread(target=log_progress, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def install_restart_policy(
+    plan: Plan, warned: list[int], store: AgentStore, describe: Callable[[dict[int, Any]], str]
+) -> None:
+    """Make torchrun's agent restart ranks only if a restart can help, and log the reason.
+
+    It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
+    next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.launcher import api
+
+    elastic = plan.nodes.min_nodes < plan.nodes.nnodes
+
+    class Agent(LocalElasticAgent):
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            few = plan.nodes.min_nodes if elastic else plan.nodes.nnodes
+            wanted = f"{count_text(few, 'node')} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
+            store.forget_ranks()
+            with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous.timeout_s):
+                super()._rendezvous(worker_group)
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
+            if self._pcontext:  # torchrun's own timeout is 30 s
+                self._pcontext.close(death_sig, timeout=plan.grace_period_s)
+            super()._shutdown(death_sig, *more, **named)
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if result.state != WorkerState.FAILED or not self._remaining_restarts:
+                return result
+            codes = {failure.exitcode for failure in result.failures.values()}
+            elsewhere = codes == {int(ExitCode.PREEMPTED)} and elastic and not warned
+            if codes & set(NOT_RETRYABLE) and not elsewhere:
+                self._remaining_restarts = 0
+            else:
+                count = plan.nodes.max_restarts - self._remaining_restarts + 1
+                why = "another node's ranks were asked to end" if elsewhere else describe(result.failures)
+                log(f"restart {count} of {plan.nodes.max_restarts}: {why}")
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
