@@ -73,7 +73,7 @@ def detect_job(environ: Mapping[str, str], parent: str = "") -> Job:
         environ = without_step(environ)
     elif environ.get("SLURM_STEP_NUM_TASKS"):  # SLURM_NTASKS may be the size of the whole job
         environ = {**environ, "SLURM_NTASKS": environ["SLURM_STEP_NUM_TASKS"]}
-    rows = [row for row in LAUNCHERS if row.is_present(environ)]
+    rows = [row for row in LAUNCHERS if all(environ.get(name) for name in row.present) and not environ.get(row.absent)]
     row = innermost(rows, environ)
     if row:
         check_outer_launchers(row, rows, environ)

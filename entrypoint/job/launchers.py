@@ -51,10 +51,6 @@ class Launcher(Struct, frozen=True):
     absent: str = ""
     family: Family = Family.OTHER
 
-    def is_present(self, environ: Mapping[str, str]) -> bool:
-        """Return whether this launcher's variables are all set, and no other launcher set them."""
-        return not environ.get(self.absent) and all(environ.get(name, "") != "" for name in self.present)
-
 
 # What mpirun's options and MCA parameters leave in a rank's environment (Open MPI 4: OMPI_MCA_, PRRTE: PRTE_MCA_).
 BINDING_POLICY_VARS = ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy")
