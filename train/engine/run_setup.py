@@ -32,6 +32,7 @@ from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
 from train.engine.same_settings import check_same_settings, settings_to_compare
+from train.engine.teacher import load_teacher
 from train.engine.train_step import Trainer
 from train.evaluation.evaluate import MistakeCollector
 from train.lock_file import RunLock
@@ -138,13 +139,13 @@ def setup_run(
     loss = build_loss(settings, data, source)
     model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
+    trainer.teacher = load_teacher(settings, data.classes, source.normalize)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)
     observed = observe_rank(plan)
     ranks = group.gather(observed, type(observed))
-    surprises = group.gather(
-        compare_with_plan(plan, observed), tuple[str, ...]
-    )  # each rank compares with its own node's plan
+    # Each rank compares with its own node's plan.
+    surprises = group.gather(compare_with_plan(plan, observed), tuple[str, ...])
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):

@@ -17,6 +17,7 @@ from train.checkpoint.metadata import NO_BEST
 from train.data.feeds.batches import Batch
 from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
+from train.engine.teacher import Teacher
 from train.optimization.losses import Loss
 from train.optimization.optimizer import set_lr
 from train.report.gpu_clock import GpuClock
@@ -78,6 +79,7 @@ class Trainer:
     compiled_forward: Callable[[Tensor], Tensor] = field(init=False)
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
     meter: StepMeter = field(default_factory=StepMeter)
+    teacher: Teacher | None = None
     grad_norm: Tensor | None = None
     skipped: int = 0
     skipped_steps: int = 0
@@ -128,6 +130,10 @@ class Trainer:
                         part = part.lerp(
                             self.loss(logits, batch.mixed_labels[index]) / batch.size, 1 - batch.mix_weight
                         )
+                    if self.teacher:
+                        with autocast(self.precision, self.group.device):
+                            theirs = self.teacher.loss(images, logits, labels) / batch.size
+                        part = part.lerp(theirs, self.settings.teacher_weight)
                 with self.mark_phase(BACKWARD):
                     whole = part if divided == 1 else part * divided
                     state.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]

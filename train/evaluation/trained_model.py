@@ -89,13 +89,16 @@ def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> 
         )
 
 
-def map_labels(trained: TrainedRun, classes: tuple[str, ...]) -> Tensor:
-    """Return the model's number of each class of the data; raises `UserError` for a class that it does not know."""
+def map_labels(trained: TrainedRun, classes: tuple[str, ...], setting: str = "TRAIN_DATA_DIR") -> Tensor:
+    """Return the model's number of each class of the data; raises `UserError` for a class that it does not know.
+
+    `setting` is what names the model, or the data.
+    """
     numbers = {name: index for index, name in enumerate(trained.classes)}
     unknown = [name for name in classes if name not in numbers]
     if unknown:
         raise UserError(
-            f"TRAIN_DATA_DIR: the model knows no class {printable(unknown[0])}; it knows"
+            f"{setting}: the model knows no class {printable(unknown[0])}; it knows"
             f" {printable(', '.join(trained.classes[:LISTED_CLASSES]))}. Rename the class, or remove it."
         )
     return torch.tensor([numbers[name] for name in classes])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, model_input_shape
 from train.planning.optimizers import ELEMENTWISE
+from train.planning.trained_run import read_trained_run
 from train.setting_groups.arguments import parse_class_weights
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
@@ -21,6 +22,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_smallest_images(given, dataset)
     check_optimizer(given)
     check_choice(given, dataset)
+    check_teacher(given.values, dataset)
     if given.values.class_weights not in ("", "auto"):
         parse_class_weights(given.values.class_weights, dataset.classes)
     check_extras(given)
@@ -28,6 +30,24 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)
+
+
+def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
+    """Raise `UserError` for a teacher that cannot be read, or does not know these classes or images."""
+    if not settings.teacher or settings.task != "classify":
+        return
+    trained = read_trained_run(settings.teacher, "TRAIN_TEACHER", settings.model)
+    source = f"TRAIN_TEACHER={printable(settings.teacher)}"
+    unknown = [name for name in dataset.classes if name not in trained.classes]
+    if unknown:
+        raise UserError(
+            f"{source}: knows no class {printable(unknown[0])}. Name one that was trained on these classes."
+        )
+    if trained.shape[0] != dataset.shape[0]:
+        raise UserError(
+            f"{source}: was trained on images of {count_text(trained.shape[0], 'channel')}, and these have"
+            f" {dataset.shape[0]}. Name another one."
+        )
 
 
 def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:

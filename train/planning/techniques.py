@@ -34,6 +34,7 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "balance": ("balance", False, "each class is drawn equally often, with replacement"),
     "class_weights": ("class weights", "", "of the classes in the loss"),
     "loss": ("loss", "auto", "computed in fp32"),
+    "teacher": ("teacher", "", "its answers are learned too"),
     "early_stopping": ("early stopping", 0, "epochs without improvement"),
     "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
     "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),

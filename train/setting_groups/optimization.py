@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.setting_types import PathText, about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.data import DataSettings
 from train.setting_groups.value_types import AboveZero, BelowOne, Fraction, NotNegative, Positive
@@ -117,6 +117,17 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
             needs="task=multilabel",
         ),
     ] = "auto"
+    teacher: Annotated[
+        PathText,
+        about(
+            "Distillation: a run folder or its model.safetensors, whose answers for each batch are learned too.",
+            needs="task=classify",
+            nodes="may_differ",
+        ),
+    ] = ""
+    teacher_weight: Annotated[
+        Fraction, about("Share of the teacher's answers in the loss.", speed=False, needs="teacher")
+    ] = 0.5
     label_smoothing: Annotated[BelowOne, about("Label smoothing.", speed=False, needs="task=classify")] = 0.0
     max_grad_norm: Annotated[NotNegative, about("Gradient clipping: the largest gradient norm; 0 disables it.")] = 0.0
     skip_nonfinite: Annotated[

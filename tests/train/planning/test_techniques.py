@@ -15,7 +15,7 @@ ON = {
     "max_grad_norm": "1.0", "gradient_compression": "bf16", "prune_ratio": "0.5", "deterministic": "1",
     "export": "onnx", "profile": "3", "augment": "trivial", "erasing": "0.25", "repeated_augment": "3",
     "early_stopping": "3", "activation_checkpointing": "1", "balance": "1", "class_weights": "auto",
-    "loss": "focal", "skip_nonfinite": "5",
+    "loss": "focal", "skip_nonfinite": "5", "teacher": "runs/other",
 }  # fmt: skip
 
 

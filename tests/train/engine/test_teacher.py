@@ -1,0 +1,83 @@
+"""Distillation: a run that learns the answers of another one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.given import TWO_RANKS
+from train.checkpoint.folder import list_newest_first
+from train.data.feeds.batches import IGNORE_LABEL
+from train.engine.teacher import TEMPERATURE, Teacher
+
+DIGITS = {"TRAIN_DATASET": "digits", "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0", "TRAIN_EPOCHS": "3"}
+TAUGHT = DIGITS | {"TRAIN_TEACHER": "runs/teacher", "TRAIN_RUN_NAME": "taught"}
+
+
+def test_loss_is_the_divergence_from_answers_to_images_of_its_own() -> None:
+    random = torch.Generator().manual_seed(0)
+    raw, logits = torch.rand(5, 3, 4, 4, generator=random) * 255, torch.randn(5, 2, generator=random)
+    labels = torch.tensor([0, 1, IGNORE_LABEL, 1, 0])
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    mean, scale, its_mean, its_scale = 100.0, 0.02, 90.0, 0.01
+    teacher = Teacher(
+        network,
+        torch.tensor([2, 0]),
+        (3, 4, 4),
+        torch.tensor(its_scale / scale),
+        torch.tensor((mean - its_mean) * its_scale),
+    )
+    answers = network((raw - its_mean) * its_scale)[:, [2, 0]]
+    known = labels != IGNORE_LABEL
+    expected = nn.KLDivLoss(reduction="sum")(
+        (logits[known] / TEMPERATURE).log_softmax(1), (answers[known] / TEMPERATURE).softmax(1)
+    )
+    found = teacher.loss((raw - mean) * scale, logits, labels)
+    torch.testing.assert_close(found, expected * TEMPERATURE**2, rtol=1e-4, atol=1e-5)
+    assert not found.requires_grad
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_ranks_and_resumption_learn_the_same_of_a_teacher(entrypoint: Entrypoint) -> None:
+    entrypoint.train(env=DIGITS | {"TRAIN_RUN_NAME": "teacher", "TRAIN_EPOCHS": "6"})
+    alone = entrypoint.train(env=DIGITS | {"TRAIN_RUN_NAME": "alone"})
+    taught = entrypoint.train("--keep-checkpoints=9", env=TAUGHT)
+    assert taught["weights_sha256"] != alone["weights_sha256"]
+    two = entrypoint.train(env=TAUGHT | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
+    assert two["test_accuracy"] == pytest.approx(taught["test_accuracy"], abs=0.6)
+    for path in list_newest_first(entrypoint.folder / "runs/taught/checkpoint")[:-1]:
+        path.rename(path.with_name(f"kept-{path.name}"))
+    again = entrypoint.train("--resume=auto", env=TAUGHT)
+    assert again["weights_sha256"] == taught["weights_sha256"]
+    pruned = entrypoint.train("--prune-ratio=0.5", "--prune-warmup=1", env=TAUGHT | {"TRAIN_RUN_NAME": "pruned"})
+    assert pruned["parameters"] < taught["parameters"] / 2
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"TRAIN_TEACHER": "runs/nobody"}, "TRAIN_TEACHER=runs/nobody: "),
+        ({"TRAIN_DATASET": "fashion-mnist"}, "TRAIN_TEACHER=runs/teacher: knows no class T-shirt/top. Name one that"),
+        ({"TRAIN_DATASET": "cifar10"}, "TRAIN_TEACHER=runs/teacher: knows no class airplane"),
+    ],
+)
+def test_teacher_that_does_not_fit_is_refused_by_the_plan(
+    entrypoint: Entrypoint, env: dict[str, str], said: str
+) -> None:
+    entrypoint.train(env=DIGITS | {"TRAIN_RUN_NAME": "teacher", "TRAIN_EPOCHS": "1"})
+    for command in ("plan", "train"):
+        result = entrypoint(command, *(["train"] if command == "plan" else []), env=TAUGHT | env)
+        assert result.code == 2
+        assert said in result.err.splitlines()[-1]
+
+
+@pytest.mark.launch
+def test_teacher_without_effect_is_named(entrypoint: Entrypoint) -> None:
+    made = json.loads(entrypoint("plan", "train", "--json", env=DIGITS | {"TRAIN_TEACHER_WEIGHT": "0.9"}).out)
+    assert any("TRAIN_TEACHER_WEIGHT=0.9 has no effect: TRAIN_TEACHER is not set" in line for line in made["warnings"])
