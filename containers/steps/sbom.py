@@ -36,7 +36,16 @@ from packaging.requirements import Requirement
 
 PROJECT = "reference-training"
 DPKG = Path("/var/lib/dpkg/info")
-DEBIAN_FIELDS = ("Package", "Version", "Architecture", "Maintainer", "Pre-Depends", "Depends", "Provides")
+DEBIAN_FIELDS = (
+    "Package",
+    "source:Package",
+    "Version",
+    "Architecture",
+    "Maintainer",
+    "Pre-Depends",
+    "Depends",
+    "Provides",
+)
 
 
 @dataclass(frozen=True)
@@ -104,16 +113,26 @@ def debian() -> Iterator[tuple[str, Part]]:
     """Yield the installed Debian packages by their names, and by those that they provide."""
     release = freedesktop_os_release()["VERSION_ID"]
     query = ["dpkg-query", "-W", "-f", "\\t".join(f"${{{name}}}" for name in DEBIAN_FIELDS) + "\\n"]
-    for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
-        name, version, architecture, maintainer, *relations = line.split("\t")
+    lines = [
+        one.split("\t") for one in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    ]
+    # Those of one source have one file of licenses, and links to it, which slim bases leave out.
+    of_source = {source: copyright_of(name) for name, source, *_ in lines if copyright_of(name).exists()}
+    bare = [name for name, source, *_ in lines if source not in of_source]
+    if bare:
+        print(
+            f"sbom.py: no license is known of {len(bare)} packages without /usr/share/doc/*/copyright", file=sys.stderr
+        )
+    for name, source, version, architecture, maintainer, *relations in lines:
         purl = PackageURL("deb", "debian", name, version, {"arch": architecture, "distro": f"debian-{release}"})
         stems = (f"{name}:{architecture}", name)
         lists = [DPKG / f"{stem}.{kind}" for kind in ("md5sums", "list") for stem in stems]
         listed = next((path for path in lists if path.exists()), None)
-        content = listed.read_bytes() if listed else line.encode()
+        content = listed.read_bytes() if listed else f"{name} {version}".encode()
         supplier = parseaddr(maintainer)[0] or maintainer or "Debian"
         origin = f"dpkg's {listed.name}" if listed else "dpkg's status"
-        part = component(purl, f"Debian: {supplier}", debian_licenses(name), content, origin)
+        licenses = debian_licenses(of_source.get(source, copyright_of(name)))
+        part = component(purl, f"Debian: {supplier}", licenses, content, origin)
         yield name, Part(part, tuple(filter(None, re.split(r"\s*,\s*", ", ".join(relations[:2])))))
         for provided in filter(None, re.split(r"\s*,\s*", relations[2])):
             yield f"provided {first_word(provided)}", Part(part, ())
@@ -124,9 +143,13 @@ def first_word(relation: str) -> str:
     return re.split(r"[\s(:]", relation.strip(), maxsplit=1)[0]
 
 
-def debian_licenses(name: str) -> list[License]:
-    """Return the licenses that /usr/share/doc/<package>/copyright names, none where it is not there or says none."""
-    path = Path("/usr/share/doc", name, "copyright")
+def copyright_of(name: str) -> Path:
+    """Return the file that says the licenses of a Debian package."""
+    return Path("/usr/share/doc", name, "copyright")
+
+
+def debian_licenses(path: Path) -> list[License]:
+    """Return the licenses that a package's file names, none where it is not there or says none."""
     text = path.read_text(errors="replace") if path.exists() else ""
     names = re.findall(r"^License: *(\S.*)$", text, re.MULTILINE)
     names = names or re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text)
