@@ -18,7 +18,7 @@ DIGITS = {"TRAIN_DATASET": "digits", "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "
 TAUGHT = DIGITS | {"TRAIN_TEACHER": "runs/teacher", "TRAIN_RUN_NAME": "taught"}
 
 
-def test_loss_is_the_divergence_from_answers_to_images_of_its_own() -> None:
+def test_loss_is_the_divergence_from_the_teachers_answers() -> None:
     random = torch.Generator().manual_seed(0)
     raw, logits = torch.rand(5, 3, 4, 4, generator=random) * 255, torch.randn(5, 2, generator=random)
     labels = torch.tensor([0, 1, IGNORE_LABEL, 1, 0])
