@@ -19,8 +19,9 @@ from train.settings import ImageShape, TrainSettings
 from train.transforms.batch_tensors import resize_batch
 from train.transforms.normalize import Normalize
 
-# Softens the answers, so that those of unlikely classes count too.
-TEMPERATURE = 4.0
+# Softens the answers, so that those of unlikely classes count too. The loss is scaled by it, not by its square as in the
+# paper: then its gradient is at most cross entropy's, and the default learning rate holds.
+TEMPERATURE = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Teacher:
             answers = self.model(resize_batch(images * self.factor + self.offset, self.shape))[:, self.order]
         wanted, learned = ((one.float() / TEMPERATURE).log_softmax(1) for one in (answers, logits))
         each = kl_div(learned, wanted, reduction="none", log_target=True).sum(1)
-        return torch.where(labels != IGNORE_LABEL, each, 0).sum() * TEMPERATURE**2
+        return torch.where(labels != IGNORE_LABEL, each, 0).sum() * TEMPERATURE
 
 
 def load_teacher(settings: TrainSettings, classes: Sequence[str], normalize: Normalize) -> Teacher | None:

@@ -37,7 +37,7 @@ def test_loss_is_the_divergence_from_the_teachers_answers() -> None:
         (logits[known] / TEMPERATURE).log_softmax(1), (answers[known] / TEMPERATURE).softmax(1)
     )
     found = teacher.loss((raw - mean) * scale, logits, labels)
-    torch.testing.assert_close(found, expected * TEMPERATURE**2, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected * TEMPERATURE, rtol=1e-4, atol=1e-5)
     assert not found.requires_grad
 
 
