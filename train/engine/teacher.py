@@ -19,8 +19,8 @@ from train.settings import ImageShape, TrainSettings
 from train.transforms.batch_tensors import resize_batch
 from train.transforms.normalize import Normalize
 
-# Softens the answers, so that those of unlikely classes count too. The loss is scaled by it, not by its square as in the
-# paper: then its gradient is at most cross entropy's, and the default learning rate holds.
+# Softens the answers, so that those of unlikely classes count too. The loss is scaled by it, and in the paper by its
+# square: here its gradient is at most cross entropy's, and the default learning rate holds.
 TEMPERATURE = 2.0
 
 
