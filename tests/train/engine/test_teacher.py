@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -75,9 +73,3 @@ def test_teacher_that_does_not_fit_is_refused_by_the_plan(
         result = entrypoint(command, *(["train"] if command == "plan" else []), env=TAUGHT | env)
         assert result.code == 2
         assert said in result.err.splitlines()[-1]
-
-
-@pytest.mark.launch
-def test_teacher_without_effect_is_named(entrypoint: Entrypoint) -> None:
-    made = json.loads(entrypoint("plan", "train", "--json", env=DIGITS | {"TRAIN_TEACHER_WEIGHT": "0.9"}).out)
-    assert any("TRAIN_TEACHER_WEIGHT=0.9 has no effect: TRAIN_TEACHER is not set" in line for line in made["warnings"])
