@@ -188,14 +188,16 @@ def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, r
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:
-    """Return TRAIN_WEIGHTS without links: a run moves `runs/latest` to itself before it reads the weights.
+    """Return TRAIN_WEIGHTS and TRAIN_TEACHER without links: a run moves `runs/latest` to itself before it reads them.
 
     The link of an index stays: in Hugging Face's cache, it leads to a folder without the files that the index names.
     """
-    path = Path(settings.weights)
-    if not settings.weights or not exists(path) or resolve(path) == path.absolute() or path.name.endswith(INDEX_ENDING):
-        return {}
-    return {"TRAIN_WEIGHTS": str(resolve(path))}
+    named = {"TRAIN_WEIGHTS": Path(settings.weights), "TRAIN_TEACHER": Path(settings.teacher)}
+    return {
+        name: str(resolve(path))
+        for name, path in named.items()
+        if path.name and exists(path) and resolve(path) != path.absolute() and not path.name.endswith(INDEX_ENDING)
+    }
 
 
 def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:

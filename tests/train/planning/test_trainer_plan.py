@@ -221,6 +221,16 @@ def test_data_that_say_little_are_doubted() -> None:
     assert line.startswith("all images have the same b, so each answer is right.")
 
 
+@pytest.mark.parametrize("name", ["weights", "teacher"])
+def test_latest_is_followed_before_a_run_moves_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "latest").symlink_to("mine")
+    assert follow_links(train_settings({name: str(tmp_path / "latest")})) == {
+        f"TRAIN_{name.upper()}": str(tmp_path / "mine")
+    }
+    assert follow_links(train_settings({name: str(tmp_path / "mine")})) == {}
+
+
 def test_link_of_an_index_stays(tmp_path: Path) -> None:
     """Hugging Face's cache has a folder of links to files that are called by their checksums, elsewhere."""
     for name in ("model.safetensors", "model.safetensors.index.json"):
