@@ -140,22 +140,27 @@ class Trainer:
             losses.append(part.detach())
         loss = sum(losses[1:], losses[0])
         with self.mark_phase(OPTIMIZER):
-            if self.settings.max_grad_norm or self.settings.skip_nonfinite:
-                state.scaler.unscale_(state.optimizer)
-                limit = self.settings.max_grad_norm or math.inf
-                norm = clip_grad_norm_(state.model.parameters(), limit)
-                self.grad_norm = getattr(norm, "full_tensor", lambda: norm)()  # FSDP's is spread over the ranks
-            if self.settings.skip_nonfinite and self.grad_norm is not None and not self.grad_norm.isfinite():
-                self.undo_statistics(statistics)
-                # A scaled loss overflows now and then; the scaler then lowers its factor, and nothing is wrong.
-                loss = loss if state.scaler.is_enabled() else torch.full_like(loss, math.nan)
-            else:
+            if self.clip_gradients():
                 state.scaler.step(state.optimizer)
                 if state.ema_model:
                     state.ema_model.update_parameters(state.model)
+            else:
+                self.undo_statistics(statistics)
+                # A scaled loss overflows now and then; the scaler then lowers its factor, and nothing is wrong.
+                loss = loss if state.scaler.is_enabled() else torch.full_like(loss, math.nan)
             state.scaler.update()
         state.step += 1
         return loss
+
+    def clip_gradients(self) -> bool:
+        """Clip the gradients where that is asked for, note their norm, and return whether the step may be taken."""
+        settings, state = self.settings, self.state
+        if not settings.max_grad_norm and not settings.skip_nonfinite:
+            return True
+        state.scaler.unscale_(state.optimizer)
+        norm = clip_grad_norm_(state.model.parameters(), settings.max_grad_norm or math.inf)
+        self.grad_norm = getattr(norm, "full_tensor", lambda: norm)()  # FSDP's is spread over the ranks
+        return not settings.skip_nonfinite or bool(self.grad_norm.isfinite())
 
     def undo_statistics(self, statistics: list[Tensor]) -> None:
         """Give the model's buffers their values back, as BatchNorm has counted a batch that is skipped."""
