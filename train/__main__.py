@@ -26,8 +26,8 @@ def main() -> int:
             error = caught if isinstance(caught, UserError) else out_of_memory_error(caught)
             if error is None or find_stop_signal(caught):
                 raise
-            first = "TORCHELASTIC_ERROR_FILE" in os.environ or os.environ.get("LOCAL_RANK", "0") == "0"
             # A preemption is printed once per node, unless an agent selects.
+            first = "TORCHELASTIC_ERROR_FILE" in os.environ or os.environ.get("LOCAL_RANK", "0") == "0"
             return report_error(error) if first or not isinstance(error, Preempted) else int(error.code)
     except BaseException as error:
         stopped = find_stop_signal(error)

@@ -110,13 +110,13 @@ def own_cpu_seconds() -> float:
     return sum(os.times()[:4]) - sum(read_run_delays().values()) / 1e9
 
 
-def read_run_delays(tasks: Path = TASKS_PATH) -> dict[str, int]:
-    """Return for each thread of this process the nanoseconds that it was runnable and did not run.
+def read_run_delays(tasks: Path = TASKS_PATH, thread: str = "*") -> dict[str, int]:
+    """Return for each thread of this process, or for one, the nanoseconds that it was runnable and did not run.
 
     Source: kernel docs, scheduler/sched-stats.rst; empty if the kernel does not count them.
     """
     delays = {}
-    for path in tasks.glob("*/schedstat"):
+    for path in tasks.glob(f"{thread}/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # the thread has exited
             delays[path.parent.name] = int(path.read_text().split()[1])
     return delays

@@ -1,4 +1,4 @@
-"""Write a finished run's summary, curves and export."""
+"""Write a finished run's summary and export."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RankResults:
 
 
 def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None:
-    """Write the summary, the curves and the export, and print the summary.
+    """Write the summary and the export, and print the summary.
 
     `started` is the start of the whole command (Unix time, s). Raises `UserError` if a weight is not finite: the last
     step's loss does not show that.

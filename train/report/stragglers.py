@@ -43,8 +43,8 @@ class StepMeter:
 
     def start(self) -> tuple[float, float, float]:
         """Return the clocks at the start of some steps."""
-        delay_ns = read_run_delays().get(str(os.getpid()), 0)  # of the main thread, 0 if the kernel does not count it
-        return time.perf_counter(), time.thread_time(), delay_ns / 1e9
+        delays = read_run_delays(thread=str(os.getpid()))  # of the main thread, none if the kernel does not count it
+        return time.perf_counter(), time.thread_time(), sum(delays.values()) / 1e9
 
     def add(self, began: tuple[float, float, float], steps: int) -> tuple[float, float, float]:
         """Add the steps since `began`, and return the clocks at the start of the next ones."""

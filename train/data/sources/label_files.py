@@ -101,7 +101,7 @@ def read_table(path: Path, task: str) -> LabelTable:
                 if any(row[len(names) :]):
                     raise UserError(
                         f"{one_line(path)}, line {number}: has {len(row)} cells, and the first line {len(names)}."
-                        f" Quote cells with a divider in them."
+                        " Quote cells with a divider in them."
                     )
                 name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
                 if not name or (task == "classify" and not cells[0]) or len(name) > MAX_NAME:
