@@ -40,11 +40,19 @@ PROGRAM_VAR = "ENTRYPOINT_PROGRAM_PID"
 
 
 def delay_exit() -> None:
-    """Wait for the threads of a process that has used torch with other ranks, and note why a collective failed."""
+    """Wait for the threads of a process that has used torch with other ranks.
+
+    After an error in the program, print what to type, or note which collective failed.
+    """
+    error = getattr(sys, "last_value", None)  # what ended the program
+    if os.environ.get(PROGRAM_VAR) != str(os.getpid()):
+        error = None
+    with suppress(Exception):  # the program may have replaced what this imports
+        if error and (text := own_import("entrypoint.core.script_errors").advice(error)):
+            print(f"entrypoint: {text}", file=sys.stderr)
     if "torch" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1":
-        error = getattr(sys, "last_value", None)  # what ended the program
-        if error and os.environ.get(PROGRAM_VAR) == str(os.getpid()):
-            with suppress(Exception):  # the program may have replaced what this imports
+        with suppress(Exception):
+            if error:
                 own_import("entrypoint.core.collective_error").note_collective_error(error)
         with suppress(KeyboardInterrupt):
             time.sleep(EXIT_DELAY_S)
