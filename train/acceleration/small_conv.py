@@ -46,11 +46,10 @@ class SmallConv2d(FasterConv2d):
         return out.view(len(images), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, tap_major: bool = True) -> nn.Module:
+def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
     """Return the model with matrix products for convolutions of small images, for inputs of a (C, H, W) shape.
 
     Filters with several taps are stored tap by tap. Why: each block of their matrix is contiguous then.
-    Set `tap_major` to False if the filters must stay a matrix in their usual order.
     """
     pixels: dict[nn.Conv2d, int] = {}
 
@@ -69,7 +68,7 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *
     for hook in hooks:
         hook.remove()
     for module in (module for module, most in pixels.items() if most <= MAX_PIXELS):
-        order = (2, 3, 0, 1) if tap_major and module.kernel_size != (1, 1) else (0, 1, 2, 3)
+        order = (2, 3, 0, 1) if module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
         # Filters with one tap are contiguous in either order. Their gradients have the strides of this order.
         stored = module.weight.data.new_empty(sizes).permute(order)

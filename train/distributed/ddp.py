@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from entrypoint.core.errors import ExitCode, UserError
@@ -18,13 +18,6 @@ from train.settings import TrainSettings
 
 # Gradients are sent and added up in 16 bits.
 HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-# The rank of PowerSGD's matrices, and the number of first steps with uncompressed gradients (arXiv:1905.13727; torch's
-# own advice).
-POWER_RANK, POWER_FROM_STEP = 2, 10
-# Larger than the gradients of any model here, so that there is one bucket.
-# Why: PowerSGD's collectives depend on each other, and those of two buckets can overlap. NCCL runs them in the order of
-# the calls. Gloo does not: ranks then combine different buckets and abort.
-SINGLE_BUCKET_MB = 2**30
 
 
 def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
@@ -34,20 +27,15 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
     """
     if group.world_size == 1 or is_sharded(model):
         return model
-    one_bucket = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
     ddp_model = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
-        bucket_cap_mb=SINGLE_BUCKET_MB if one_bucket else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
     )
     state: Any = None
     hook: Any = HOOKS.get(settings.gradient_compression)
-    if settings.gradient_compression == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
-        hook = powerSGD_hook.powerSGD_hook
-    elif not hook and group.memory:
+    if not hook and group.memory:
         # A lambda, because DDP checks the annotations of a hook and rejects strings.
         state, hook = group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer())
     if hook:
@@ -60,16 +48,6 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
                 ExitCode.MACHINE,
             ) from None
     return ddp_model
-
-
-def not_resumable_warnings(settings: TrainSettings, group: ProcessGroup) -> tuple[str, ...]:
-    """Return a warning for each state of a rank that no checkpoint holds, so that a resume loses it."""
-    if settings.gradient_compression != "powersgd" or group.world_size == 1:
-        return ()
-    return (
-        "TRAIN_GRADIENT_COMPRESSION=powersgd: checkpoints do not hold the compression error of each rank."
-        " The resumed run will not be bitwise identical to an uninterrupted one.",
-    )
 
 
 def shared_memory_hook(memory: SharedMemoryGroup, gradients: Tensor) -> torch.futures.Future[Tensor]:

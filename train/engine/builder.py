@@ -122,8 +122,7 @@ class ModelBuilder:
         # Compilers and IPEX choose their own convolutions.
         eager = settings.compile in ("off", "auto") and not trainer.use_ipex
         if eager and on_cpu and settings.channels_last:
-            tap_major = settings.gradient_compression != "powersgd"
-            model = use_matmul_for_small_inputs(model, self.shape, tap_major=tap_major)
+            model = use_matmul_for_small_inputs(model, self.shape)
         if trainer.winograd:
             model = use_winograd(model)
         fused = trainer.precision != "fp16" and not trainer.ipex_packs

@@ -27,7 +27,6 @@ from train.data.feeds.batches import BatchSource
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.data.target_table import as_learned, raw_table
-from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
@@ -152,7 +151,7 @@ def setup_run(
             run_folder.write_provenance(folder, given, plan, ranks, os.environ, resumes=start is not None)
             metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
-    before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
+    before = start.skipped if start else ()
     for line in (*before, *chain.from_iterable(surprises), *compare_ranks(ranks)):
         progress.print(f"warning: {line}")
     print_start(progress, data, start)

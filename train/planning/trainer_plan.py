@@ -74,7 +74,7 @@ def plan_trainer(
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables; raises `UserError`."""
     settings, ranks = given.values, plan.nodes.world_size
-    check_contradictions(given, plan)
+    check_contradictions(given)
     if settings.evaluate:
         return plan_evaluation(given, plan, dataset, machine, facts.ask_model)
     resume, resume_decisions = plan_resume(given, plan, facts.free_name)
@@ -215,8 +215,8 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
         )
 
 
-def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
-    """Raise `UserError` for settings that contradict each other, or the plan's device."""
+def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for settings that contradict each other."""
     settings, sources = given.values, given.sources
     check_task(given)
     if settings.steps and "epochs" in sources:
@@ -242,10 +242,6 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
             " what to recompute. Drop one of the two."
         )
     check_fsdp_settings(given)
-    if settings.gradient_compression == "powersgd" and plan.backend == "ccl" and plan.nodes.world_size > 1:
-        raise UserError(
-            f"{sources['gradient_compression']}: hangs over oneCCL. Set LAUNCH_BACKEND=gloo, or another compression."
-        )
 
 
 # Settings that do not work with FSDP: the value that is fine, and why others are not.

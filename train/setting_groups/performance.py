@@ -55,8 +55,8 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
         about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
     ] = False
     gradient_compression: Annotated[
-        Literal["off", "bf16", "fp16", "powersgd"],
-        about("Gradient compression for DDP; may reduce accuracy. Resuming with powersgd is not bitwise identical."),
+        Literal["off", "bf16", "fp16"],
+        about("Gradient compression for DDP; may reduce accuracy."),
     ] = "off"
     parallelism: Annotated[
         Literal["ddp", "fsdp"],

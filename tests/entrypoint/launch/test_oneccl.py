@@ -76,13 +76,6 @@ def test_ccl_without_its_transport_is_refused_by_the_plan(entrypoint: Entrypoint
     assert "could not initialize any transport" in doctor
 
 
-def test_powersgd_over_ccl_is_refused(entrypoint: Entrypoint, python: str) -> None:
-    env = CCL | {"TRAIN_GRADIENT_COMPRESSION": "powersgd"}
-    result = entrypoint("plan", env=env, command=(python, "-m", "entrypoint"))
-    assert result.code == ExitCode.USAGE
-    assert "TRAIN_GRADIENT_COMPRESSION=powersgd: hangs over oneCCL" in result.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "limit_s"), [(signal.SIGKILL, 30), pytest.param(signal.SIGSTOP, 45, marks=pytest.mark.slow)]

@@ -21,13 +21,11 @@ from train.settings import TrainSettings
 LAST = torch.channels_last
 
 
-def small(plain: nn.Conv2d, *, tap_major: bool = True) -> nn.Conv2d:
+def small(plain: nn.Conv2d) -> nn.Conv2d:
     """Return the same convolution as one that has seen an image of one pixel."""
     module = deepcopy(plain).float()
     module.zero_grad()
-    (changed,) = use_matmul_for_small_inputs(
-        nn.Sequential(module), (plain.in_channels, 1, 1), tap_major=tap_major
-    ).children()
+    (changed,) = use_matmul_for_small_inputs(nn.Sequential(module), (plain.in_channels, 1, 1)).children()
     assert isinstance(changed, SmallConv2d)
     assert changed is module
     return changed.to(plain.weight.dtype)
@@ -63,15 +61,14 @@ def test_small_conv_equals_convolution(size: tuple[int, int], options: dict[str,
     plain = nn.Conv2d(64, 65, **options).double()
     images = torch.randn(3, 64, *size, dtype=torch.float64)
     expected = worked_out(plain, images)
-    for tap_major in (True, False):
-        for mine, theirs in zip(worked_out(small(plain, tap_major=tap_major), images), expected, strict=True):
-            torch.testing.assert_close(mine, theirs)
+    for mine, theirs in zip(worked_out(small(plain), images), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_small_conv_computes_larger_images_as_usual() -> None:
     plain = nn.Conv2d(64, 64, 3, padding=1)
     images = torch.randn(2, 64, 3, 2)
-    assert torch.equal(small(plain, tap_major=False)(images), plain(images))
+    assert torch.equal(small(plain)(images), plain(images))
 
 
 @pytest.mark.parametrize(
@@ -99,12 +96,12 @@ def test_shared_convolution_of_larger_images_stays() -> None:
     assert not any(isinstance(one, SmallConv2d) for one in model.modules())
 
 
-@pytest.mark.parametrize(("kernel", "tap_major"), [(3, True), (3, False), (1, True)])
-def test_small_conv_gradients_have_filter_strides(kernel: int, tap_major: bool) -> None:
-    module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2), tap_major=tap_major)
+@pytest.mark.parametrize("kernel", [3, 1])
+def test_small_conv_gradients_have_filter_strides(kernel: int) -> None:
+    module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2))
     worked_out(module, torch.randn(2, 64, 1, 1))
-    assert module.weight.permute(2, 3, 0, 1).is_contiguous() is (tap_major or kernel == 1)
-    assert module.weight.is_contiguous() is (not tap_major or kernel == 1)
+    assert module.weight.permute(2, 3, 0, 1).is_contiguous()
+    assert module.weight.is_contiguous() is (kernel == 1)
     assert module.weight.grad is not None
     assert module.weight.grad.stride() == module.weight.stride()
 
@@ -133,15 +130,11 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9 * scale, msg=name)
 
 
-@pytest.mark.slow_except("off")
 @pytest.mark.launch
 @needs_two_cores
-@pytest.mark.parametrize("compress", ["off", pytest.param("powersgd", marks=pytest.mark.slow)])
-def test_small_conv_two_ranks_share_gradients(entrypoint: Entrypoint, compress: str) -> None:
+def test_small_conv_two_ranks_share_gradients(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torchvision")
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
-    done = entrypoint(
-        "train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1", "TRAIN_GRADIENT_COMPRESSION": compress}
-    )
+    done = entrypoint("train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1"})
     assert done.code == 0, done.err
     assert "stride" not in done.err

@@ -30,7 +30,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         ({"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 1e-3),
         ({"TRAIN_GRADIENT_COMPRESSION": "fp16"}, 1e-2),
         ({"TRAIN_GRADIENT_COMPRESSION": "bf16"}, 3e-2),
-        ({"TRAIN_GRADIENT_COMPRESSION": "powersgd"}, 0.3),
     ],
 )
 def test_two_ranks_equal_one_rank(entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float) -> None:
@@ -45,21 +44,3 @@ def test_two_ranks_equal_one_rank(entrypoint: Entrypoint, whole: list[float], mo
         assert losses(entrypoint) != pytest.approx(whole, rel=1e-7), (
             "something is lost on the way, or nothing was compressed"
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compress", ["powersgd", pytest.param("fp16", marks=pytest.mark.slow)])
-def test_powersgd_resume_warns_of_lost_state(entrypoint: Entrypoint, compress: str) -> None:
-    env = (
-        COMMON
-        | TWO_RANKS
-        | {"TRAIN_GRADIENT_COMPRESSION": compress, "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "1"}
-    )
-    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "before"})
-    (saved,) = (entrypoint.folder / "runs/before/checkpoint").glob("step-*")
-    more = {"TRAIN_RESUME": str(saved), "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_EPOCHS": "2"}
-    result = entrypoint("train", env=env | more)
-    assert result.code == 0, result.err
-    assert "resuming from" in result.out
-    warning = "warning: TRAIN_GRADIENT_COMPRESSION=powersgd: checkpoints do not hold the compression error"
-    assert (warning in result.out) is (compress == "powersgd")

@@ -72,7 +72,6 @@ RARER = [
 SHARED: dict[str, dict[str, str]] = {
     "find unused": {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
     "compress": {"TRAIN_GRADIENT_COMPRESSION": "bf16"},
-    "powersgd": {"TRAIN_GRADIENT_COMPRESSION": "powersgd"},
 }
 FSDP = {"TRAIN_PARALLELISM": "fsdp"}
 PARTS = 4
