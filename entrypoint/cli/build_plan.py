@@ -77,6 +77,8 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
     asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.train_flags)
     facts = inspect_dataset(asked.values)
+    if trained:
+        trained.order_of(facts.classes, "TRAIN_DATA_DIR")
     if trained and asked.values.reads_files:
         is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
         shape = (trained.shape[0], *facts.shape[1:]) if is_asked else trained.shape

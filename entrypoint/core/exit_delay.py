@@ -48,7 +48,7 @@ def delay_exit() -> None:
     if os.environ.get(PROGRAM_VAR) != str(os.getpid()):
         error = None
     with suppress(Exception):  # the program may have replaced what this imports
-        if error and (text := own_import("entrypoint.core.script_errors").advice(error)):
+        if error and (text := own_import("entrypoint.rank.script_errors").advice(error)):
             print(f"entrypoint: {text}", file=sys.stderr)
     if "torch" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1":
         with suppress(Exception):

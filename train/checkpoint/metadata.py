@@ -42,7 +42,8 @@ class DataFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """What a run knows of its data set.
 
     `files` is a digest of relative path, size and label of all files, and `sample` one of the bytes of some of them,
-    which `sample_seed` selects. `content` is a digest of all images. Each is empty where it is not known.
+    which `sample_seed` selects. `content` is a digest of all images, and `teacher` one of the teacher's weights. Each
+    is empty where it is not known.
     """
 
     classes: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class DataFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     sample: str = ""
     sample_seed: int = 0
     content: str = ""
+    teacher: str = ""
 
 
 class TensorPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,9 +105,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
     `examples` counts the examples of the current epoch that were trained on. `seconds` is the training time so far.
     `losses` holds one loss per step of the current epoch. `best` is the best score saved so far.
-    `best_metric` is the best value of what early stopping looks at, `stale_epochs` epochs ago. `plan` is the run's
-    plan. `tensors` is the index of all tensors by section and name. No generator state is saved: order, transforms,
-    mixing and dropout are functions of seed, epoch, step and rank.
+    `best_metric` is the best value of what early stopping looks at, `stale_epochs` epochs ago. `skipped_steps` changed
+    nothing. `plan` is the run's plan. `tensors` is the index of all tensors by section and name. No generator state is
+    saved: order, transforms, mixing and dropout are functions of seed, epoch, step and rank.
     """
 
     format: Literal[2] = 2
@@ -117,6 +119,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()
     stale_epochs: Count = 0
     best_metric: float | None = None
+    skipped_steps: Count = 0
     scaler: ScalerState | None = None
     normalization: Normalization | None = None
     settings: dict[str, Any] = {}

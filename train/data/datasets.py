@@ -17,7 +17,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
-from train.data.cache.fingerprint import fingerprint_of_arrays, fingerprint_of_files
+from train.data.cache.fingerprint import digest_of_file, fingerprint_of_arrays, fingerprint_of_files
 from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.dataset_info import list_files, synthetic_classes, synthetic_shape, synthetic_test_images
@@ -27,6 +27,7 @@ from train.data.sources.targets import Targets
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
 from train.lock_file import folder_lock
+from train.models.weights_origin import find_weights_file
 from train.seeding import make_generator
 from train.settings import ImageShape, TrainSettings
 
@@ -99,8 +100,9 @@ class DataSet:
         return len(self.train) if self.rows.train is None else len(self.rows.train)
 
     def fingerprint(self, settings: TrainSettings) -> DataFingerprint:
-        """Return what distinguishes this data set from others."""
-        return replace(self.whole_fingerprint(settings), train_examples=self.trained_images)
+        """Return what distinguishes this data set, and the teacher's answers, from others."""
+        teacher = digest_of_file(find_weights_file(settings.teacher, "TRAIN_TEACHER")) if settings.teacher else ""
+        return replace(self.whole_fingerprint(settings), train_examples=self.trained_images, teacher=teacher)
 
     def whole_fingerprint(self, settings: TrainSettings) -> DataFingerprint:
         """Return the fingerprint of all images, also of those that choose the best checkpoint."""

@@ -270,3 +270,4 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
         state.scaler.load_state_dict({**state.scaler.state_dict(), **known})
     state.step, state.seconds, state.losses = start.step, saved.seconds, list(start.losses)
     state.best, state.stale_epochs, state.best_metric = saved.best, saved.stale_epochs, saved.best_metric
+    state.skipped_steps = saved.skipped_steps

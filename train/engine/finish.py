@@ -22,7 +22,7 @@ from train.checkpoint.tensor_files import write_tensors
 from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
-from train.engine.save_policy import check_weights_finite
+from train.engine.save_policy import check_steps_taken, check_weights_finite
 from train.evaluation.evaluate import KEPT, Mistake, as_json, evaluation_values
 from train.evaluation.onnx_export import export_onnx
 from train.evaluation.results import OTHER_SCORES, EvalResult
@@ -68,6 +68,7 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     step's loss does not show that.
     """
     check_weights_finite(run.trainer)
+    check_steps_taken(run.trainer)
     state = full_state_dict(run.trainer.state.model)
     eval_state = full_state_dict(run.trainer.state.eval_model) if run.trainer.state.ema_model else state
     ranks = run.group.gather(results_of_rank(run), RankResults)
@@ -158,7 +159,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
     return {
         "epochs": min(run.epochs, -(-done.step // run.source.steps_per_epoch)),
         "steps": done.step,
-        "skipped_steps": trainer.skipped_steps,
+        "skipped_steps": done.skipped_steps,
         "train_seconds": round(done.seconds, 3),
         "step_seconds": round(later / max(1, done.step - 1), 6),
         "images_per_second": round(done.step * settings.batch_size / done.seconds, 1) if done.seconds else 0.0,
@@ -269,9 +270,10 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         f" {1000 * summary['step_seconds']:,.1f} ms",
     ]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
-    skipped, reserved = summary["images_skipped"], summary["reserved_cpus"]
+    skipped, steps, reserved = summary["images_skipped"], summary["skipped_steps"], summary["reserved_cpus"]
     notes = {
         "warning": " ".join(summary["doubts"]),
+        "skipped": f"{count_text(steps, 'step')} whose loss or gradients were not finite" if steps else "",
         "left out": f"{count_text(skipped, 'unreadable image')}{among}: {SKIPPED_FILE}" if skipped else "",
         "cores": f"{reserved} left to other processes; LAUNCH_RESERVE_CPUS=0 uses all" if reserved else "",
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),

@@ -115,7 +115,7 @@ def check_finite(trainer: Trainer, losses: list[float]) -> list[float]:
                 f"step {step}: the loss is {loss}{in_a_row}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
                 ExitCode.RANK_FAILED,
             )
-        trainer.skipped_steps += trainer.skipped > 0
+        trainer.state.skipped_steps += trainer.skipped > 0
         if trainer.skipped and trainer.group.is_main:
             write_stderr(f"train: step {step} is skipped: its loss or gradients are not finite")
         checked.append(checked[-1] if trainer.skipped else loss)

@@ -67,6 +67,16 @@ def check_weights_finite(trainer: Trainer) -> None:
         )
 
 
+def check_steps_taken(trainer: Trainer) -> None:
+    """Raise `UserError` on every rank where each step was skipped, so that nothing was learned."""
+    if 0 < trainer.state.step == trainer.state.skipped_steps:
+        raise UserError(
+            f"step {trainer.state.step}: each step was skipped, as its loss or gradients were not finite. Lower"
+            " TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
+            ExitCode.RANK_FAILED,
+        )
+
+
 def check_run_lock(run: TrainingRun) -> None:
     """Raise `UserError` if another run owns the folder now."""
     if not run.lock.is_held and run.folder.is_dir():
@@ -156,6 +166,7 @@ def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
         losses=tuple(state.losses),
         stale_epochs=state.stale_epochs,
         best_metric=state.best_metric,
+        skipped_steps=state.skipped_steps,
         scaler=ScalerState(scale=scaler["scale"], growth_tracker=scaler["_growth_tracker"]) if scaler else None,
         normalization=run.source.normalize.to_metadata(),
         settings=run.settings.to_json(),

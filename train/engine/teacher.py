@@ -12,7 +12,6 @@ from torch.nn.functional import kl_div
 from train.acceleration.amp import set_memory_format
 from train.data.feeds.batches import IGNORE_LABEL
 from train.evaluation.load_model import load_model
-from train.evaluation.trained_model import map_labels
 from train.planning.image_sizes import model_input_shape
 from train.planning.trained_run import read_trained_run
 from train.settings import ImageShape, TrainSettings
@@ -59,7 +58,7 @@ def load_teacher(settings: TrainSettings, classes: Sequence[str], normalize: Nor
     theirs = Normalize.from_metadata(trained.normalization, device, normalize.layout)
     return Teacher(
         set_memory_format(model.to(device), channels_last=settings.channels_last),
-        map_labels(trained, tuple(classes), "TRAIN_TEACHER").to(device),
+        torch.tensor(trained.order_of(classes, "TRAIN_TEACHER"), device=device),
         model_input_shape(trained.settings, trained.shape),
         theirs.scale / normalize.scale,
         (normalize.mean - theirs.mean) * theirs.scale,

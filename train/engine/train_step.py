@@ -34,7 +34,7 @@ class TrainState:
 
     `losses` holds one loss per step of the current epoch. `best` is the best saved score.
     `best_metric` is the best value of what early stopping looks at, `stale_epochs` ago. `pruned` says that the model
-    has the smaller shapes.
+    has the smaller shapes. `skipped_steps` changed nothing.
     """
 
     model: nn.Module
@@ -48,6 +48,7 @@ class TrainState:
     stale_epochs: int = 0
     best_metric: float | None = None
     pruned: bool = False
+    skipped_steps: int = 0
 
     @property
     def eval_model(self) -> nn.Module:
@@ -62,8 +63,8 @@ class Trainer:
     `loss` returns the sum of the losses of (N, outputs) logits and (N,) labels. `ddp_model` is the model wrapped by
     DDP if there are several ranks, and `compiled_forward` the compiled one.
     `mark_phase` marks the phases of a step for the profiler, and `meter` says where the time goes. `image_shape` is
-    what images are resized to, by step. `grad_norm` is the last step's where something needs it. `skipped_steps` counts
-    those that changed nothing, and `skipped` the last ones in a row.
+    what images are resized to, by step. `grad_norm` is the last step's where something needs it. `skipped` counts the
+    last steps in a row that changed nothing.
     """
 
     state: TrainState
@@ -82,7 +83,6 @@ class Trainer:
     teacher: Teacher | None = None
     grad_norm: Tensor | None = None
     skipped: int = 0
-    skipped_steps: int = 0
     gpu_clock: GpuClock = field(init=False)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,9 @@ def load_model(trained: TrainedRun, settings: TrainSettings) -> nn.Module:
         model.load_state_dict(restore_state_metadata(model, state))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise fit_error(trained.weights, settings, str(error).splitlines()[-1].strip()) from None
+    wrong = next((name for name, value in model.named_parameters() if not value.isfinite().all()), "")
+    if wrong:
+        raise UserError(f"{trained.weights}: {wrong} is not finite, so the file is damaged. Name another one.")
     return model.eval()
 
 

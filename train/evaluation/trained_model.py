@@ -27,15 +27,12 @@ from train.evaluation.results import EvalResult
 from train.models.registry import check_other_size
 from train.optimization.losses import Loss, evaluation_loss, loss_name
 from train.planning.image_sizes import image_sizes, model_input_shape
-from train.planning.trained_run import TrainedRun, read_trained_run
+from train.planning.trained_run import LISTED_CLASSES, TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.progress import guarded_stdout
 from train.settings import TrainSettings
 from train.transforms.batch_tensors import resize_batches
 from train.transforms.normalize import Normalize
-
-# Classes that are listed, worst first.
-LISTED_CLASSES = 10
 
 
 def evaluate_trained(
@@ -47,7 +44,7 @@ def evaluate_trained(
     """
     trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
     check_shape(trained, settings, data)
-    order = map_labels(trained, data.classes)
+    order = torch.tensor(trained.order_of(data.classes, "TRAIN_DATA_DIR"))
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     table = known_targets(data.targets, order, trained)
@@ -87,21 +84,6 @@ def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> 
         raise UserError(
             f"TRAIN_DATASET: its images have {own}, and the model was trained on {wanted}. Name other data."
         )
-
-
-def map_labels(trained: TrainedRun, classes: tuple[str, ...], setting: str = "TRAIN_DATA_DIR") -> Tensor:
-    """Return the model's number of each class of the data; raises `UserError` for a class that it does not know.
-
-    `setting` is what names the model, or the data.
-    """
-    numbers = {name: index for index, name in enumerate(trained.classes)}
-    unknown = [name for name in classes if name not in numbers]
-    if unknown:
-        raise UserError(
-            f"{setting}: the model knows no class {printable(unknown[0])}; it knows"
-            f" {printable(', '.join(trained.classes[:LISTED_CLASSES]))}. Rename the class, or remove it."
-        )
-    return torch.tensor([numbers[name] for name in classes])
 
 
 def known_targets(targets: Targets | None, order: Tensor, trained: TrainedRun) -> Tensor | None:

@@ -38,11 +38,9 @@ def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
         return
     trained = read_trained_run(settings.teacher, "TRAIN_TEACHER", settings.model)
     source = f"TRAIN_TEACHER={printable(settings.teacher)}"
-    unknown = [name for name in dataset.classes if name not in trained.classes]
-    if unknown:
-        raise UserError(
-            f"{source}: knows no class {printable(unknown[0])}. Name one that was trained on these classes."
-        )
+    if trained.settings.task != settings.task:
+        raise UserError(f"{source}: was trained for {trained.settings.task}, which has no classes. Name another one.")
+    trained.order_of(dataset.classes, source)
     if trained.shape[0] != dataset.shape[0]:
         raise UserError(
             f"{source}: was trained on images of {count_text(trained.shape[0], 'channel')}, and these have"

@@ -5,7 +5,7 @@ This module does without torch, and runs no code that a file names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from train.checkpoint.metadata import Normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import ImageShape, TrainSettings
 
+# Classes that are listed, worst first, and those that an error names.
+LISTED_CLASSES = 10
+
 
 @dataclass(frozen=True)
 class TrainedRun:
@@ -29,6 +32,20 @@ class TrainedRun:
     shape: ImageShape
     classes: tuple[str, ...]
     normalization: Normalization
+
+    def order_of(self, classes: Sequence[str], setting: str) -> list[int]:
+        """Return the model's number of each class of the data; raises `UserError` for one that it does not know.
+
+        `setting` is what names the model, or the data.
+        """
+        numbers = {name: index for index, name in enumerate(self.classes)}
+        unknown = [name for name in classes if name not in numbers]
+        if unknown:
+            raise UserError(
+                f"{setting}: the model knows no class {printable(unknown[0])}; it knows"
+                f" {printable(', '.join(self.classes[:LISTED_CLASSES]))}. Rename the class, or remove it."
+            )
+        return [numbers[name] for name in classes]
 
 
 def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:

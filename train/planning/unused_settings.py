@@ -9,6 +9,8 @@ from train.settings import TrainSettings
 
 FROM_MEMORY = "batches come from memory, without loader workers"
 ON_ONE_RANK = "one rank has no others to synchronize with"
+ONLY_TEACHER = "TRAIN_TEACHER_WEIGHT is 1"
+OF_THE_LABELS = ("label_smoothing", "class_weights", "loss")
 NO_DECAY = "the optimizer has no weight decay"
 
 
@@ -39,6 +41,8 @@ def exclusions(
         ("prefetch_factor", in_memory, FROM_MEMORY),
         ("prefetch_factor", not num_workers, "there are no loader workers"),
         ("label_smoothing", settings.loss == "focal", "TRAIN_LOSS is focal"),
+        *((name, bool(settings.teacher) and settings.teacher_weight == 1, ONLY_TEACHER) for name in OF_THE_LABELS),
+        ("teacher", not settings.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
         ("cache_dir", not settings.reads_files, f"{settings.dataset} is not decoded"),
         ("cache_dir", uncached, "streamed images are not cached"),
         ("weight_decay", not has_weight_decay, NO_DECAY),

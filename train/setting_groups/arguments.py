@@ -33,8 +33,8 @@ def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
         if name not in weights:
             hint = did_you_mean(name, list(classes))
             raise UserError(f"{source}: there is no class {printable(name)}. {hint}Write auto, or class=weight.")
-        if not NUMBER.fullmatch(number) or not 0 <= float(number) < 1e6:
-            raise UserError(f"{source}: {printable(number)} is no weight. Write a number from 0 on.")
+        if not NUMBER.fullmatch(number) or not (1e-6 <= float(number) <= 1e6 or float(number) == 0):
+            raise UserError(f"{source}: {printable(number)} is no weight. Write 0, or from 1e-6 to 1e6.")
         weights[name] = float(number)
     if not any(weights.values()):
         raise UserError(f"{source}: every weight is 0, so nothing is learned. Leave a class out of it.")

@@ -135,7 +135,7 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_end(capsys: pytest.Capt
     one = trainer(skip_nonfinite=2)
     one.state.step = 5
     assert check_finite(one, [math.nan, 2.0, math.nan, math.inf, 1.0]) == [0.0, 2.0, 2.0, 2.0, 1.0]
-    assert (one.skipped_steps, one.skipped) == (3, 0)
+    assert (one.state.skipped_steps, one.skipped) == (3, 0)
     assert "train: step 4 is skipped: its loss or gradients are not finite" in capsys.readouterr().err
     one.state.step = 8
     with pytest.raises(UserError, match="step 8: the loss is nan, as those of the 2 steps before"):

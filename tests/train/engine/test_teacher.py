@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores
@@ -50,6 +55,14 @@ def test_ranks_and_resumption_learn_the_same_of_a_teacher(entrypoint: Entrypoint
     assert two["test_accuracy"] == pytest.approx(taught["test_accuracy"], abs=0.6)
     for path in list_newest_first(entrypoint.folder / "runs/taught/checkpoint")[:-1]:
         path.rename(path.with_name(f"kept-{path.name}"))
+    runs = entrypoint.folder / "runs"
+    (runs / "teacher").rename(runs / "kept")
+    (runs / "alone").rename(runs / "teacher")
+    other = entrypoint("train", "--resume=auto", env=TAUGHT)
+    assert other.code == 2
+    assert "saved with other data: the teacher has other weights" in other.err.splitlines()[-1]
+    shutil.rmtree(runs / "teacher")
+    (runs / "kept").rename(runs / "teacher")
     again = entrypoint.train("--resume=auto", env=TAUGHT)
     assert again["weights_sha256"] == taught["weights_sha256"]
     pruned = entrypoint.train("--prune-ratio=0.5", "--prune-warmup=1", env=TAUGHT | {"TRAIN_RUN_NAME": "pruned"})
@@ -61,8 +74,11 @@ def test_ranks_and_resumption_learn_the_same_of_a_teacher(entrypoint: Entrypoint
     ("env", "said"),
     [
         ({"TRAIN_TEACHER": "runs/nobody"}, "TRAIN_TEACHER=runs/nobody: "),
-        ({"TRAIN_DATASET": "fashion-mnist"}, "TRAIN_TEACHER=runs/teacher: knows no class T-shirt/top. Name one that"),
-        ({"TRAIN_DATASET": "cifar10"}, "TRAIN_TEACHER=runs/teacher: knows no class airplane"),
+        (
+            {"TRAIN_DATASET": "fashion-mnist"},
+            "TRAIN_TEACHER=runs/teacher: the model knows no class T-shirt/top; it",
+        ),
+        ({"TRAIN_DATASET": "cifar10"}, "TRAIN_TEACHER=runs/teacher: the model knows no class airplane"),
     ],
 )
 def test_teacher_that_does_not_fit_is_refused_by_the_plan(
@@ -73,3 +89,39 @@ def test_teacher_that_does_not_fit_is_refused_by_the_plan(
         result = entrypoint(command, *(["train"] if command == "plan" else []), env=TAUGHT | env)
         assert result.code == 2
         assert said in result.err.splitlines()[-1]
+
+
+@pytest.mark.launch
+def test_teacher_of_another_task_or_not_finite_is_refused(entrypoint: Entrypoint) -> None:
+    entrypoint.train(env=DIGITS | {"TRAIN_RUN_NAME": "teacher", "TRAIN_EPOCHS": "1"})
+    path = entrypoint.folder / "runs/teacher/model.safetensors"
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    tensors = load_file(path)
+    name = next(iter(tensors))
+    save_file(tensors | {name: tensors[name] * torch.nan}, path, header)
+    result = entrypoint("train", env=TAUGHT)
+    assert result.code == 2
+    assert f"{path.relative_to(entrypoint.folder)}: {name} is not finite" in result.err.splitlines()[-1]
+    origin = json.loads(header["reference_training"])
+    origin["settings"]["task"] = "multilabel"
+    save_file(tensors, path, header | {"reference_training": json.dumps(origin)})
+    result = entrypoint("plan", "train", env=TAUGHT)
+    assert result.code == 2
+    assert "TRAIN_TEACHER=runs/teacher: was trained for multilabel, which has no classes" in result.err
+
+
+@pytest.mark.launch
+def test_run_of_skipped_steps_alone_fails(entrypoint: Entrypoint) -> None:
+    (entrypoint.folder / "net.py").write_text(
+        "from torch import nan, nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) * (nan if self.training else 1)\n"
+        "def build(num_classes):\n"
+        "    return Net(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    broken = DIGITS | {"TRAIN_MODEL": "net:build", "TRAIN_SKIP_NONFINITE": "1000"}
+    result = entrypoint("train", env=broken)
+    assert result.code == 5
+    assert "each step was skipped" in result.err.splitlines()[-1]

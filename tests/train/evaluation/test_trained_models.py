@@ -79,9 +79,10 @@ def test_evaluation_on_other_data_goes_by_the_names_of_classes(
     found, own = (json.loads(one.read_text()) for one in (report, trained / "evaluation.json"))
     assert found["confusion"] == [[0, 0, 0], *own["confusion"][1:]]
     (other / "class2").rename(other / "zebra")
-    result = entrypoint(*words, env=QUIET)
-    assert result.code == 2
-    assert "the model knows no class zebra; it knows class0, class1, class2" in result.err
+    for command in (words, ("plan", "--evaluate", trained, "--data-dir", other)):
+        result = entrypoint(*command, env=QUIET)
+        assert result.code == 2
+        assert "the model knows no class zebra; it knows class0, class1, class2" in result.err
 
 
 def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypoint, trained: Path) -> None:

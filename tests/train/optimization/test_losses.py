@@ -89,6 +89,8 @@ def test_auto_weights_a_mean_image_with_one() -> None:
         ("bee=1", "no class bee"),
         ("b=x", "x is no weight"),
         ("b=-1", "is no weight"),
+        ("b=1e-300", "Write 0, or from 1e-6 to 1e6"),
+        ("b=1e40", "Write 0, or from 1e-6 to 1e6"),
         ("a=0,b=0,c=0", "every weight is 0"),
     ],
 )

@@ -13,9 +13,14 @@ FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets"}
 PRUNED = {"TRAIN_PRUNE_RATIO": "0.5"}
 SPEEDNET = {"TRAIN_MODEL": "speednet"}
 # Variable and value, the environment and source and ranks that make it useless, those that make it useful.
+ALL_OF_TEACHER = {"TRAIN_TEACHER": "x", "TRAIN_TEACHER_WEIGHT": "1"}
 LABELS, NUMBERS = {"TRAIN_TASK": "multilabel"}, {"TRAIN_TASK": "regress"}
 CASES = [
     ("TRAIN_BALANCE=1", LABELS, "memory", 1, {}, "memory", 1),
+    ("TRAIN_CLASS_WEIGHTS=auto", ALL_OF_TEACHER, "memory", 1, {"TRAIN_TEACHER": "x"}, "memory", 1),
+    ("TRAIN_LOSS=focal", ALL_OF_TEACHER, "memory", 1, {"TRAIN_TEACHER": "x"}, "memory", 1),
+    ("TRAIN_LABEL_SMOOTHING=0.1", ALL_OF_TEACHER, "memory", 1, {"TRAIN_TEACHER": "x"}, "memory", 1),
+    ("TRAIN_TEACHER=x", {"TRAIN_TEACHER_WEIGHT": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_CLASS_WEIGHTS=auto", NUMBERS, "memory", 1, LABELS, "memory", 1),
     ("TRAIN_LABEL_SEPARATOR=;", {}, "memory", 1, LABELS, "memory", 1),
     ("TRAIN_TEACHER=runs/large", LABELS, "memory", 1, {}, "memory", 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.core.script_errors import advice
+from entrypoint.rank.script_errors import advice
 from tests.conftest import Entrypoint
 
 # What the book's programs end with: NNI 3, no bindings, the bindings not imported (torch 2.8 and 2.15), MPI of a wheel.
