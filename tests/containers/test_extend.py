@@ -125,6 +125,17 @@ def test_debian_packages_are_added_whole(docker: Docker, build: list[str], tmp_p
     assert built.code == 0, "dpkg.excludes leaves that file out of the image, and of nothing else: " + built.err
 
 
+@pytest.mark.docker
+def test_licenses_that_a_base_lacks_come_from_its_packages(docker: Docker, build: list[str], tmp_path: Path) -> None:
+    docker.tag("cpu")
+    shutil.copytree(REPOSITORY / "containers", tmp_path / "containers")
+    files = " ".join(f"/usr/share/doc/{name}/copyright" for name in ("tar", "coreutils", "libc6"))
+    made = "bash /mnt/steps/system.sh /dev/null"
+    text = f"FROM reference-training:cpu\nUSER 0\nCOPY containers /mnt\nRUN rm {files} && {made} && wc -l {files}\n"
+    built = derive(build, tmp_path, text)
+    assert built.code == 0, built.err
+
+
 EXTENSION = """
 import torch
 from torch.utils.cpp_extension import load_inline
