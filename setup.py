@@ -25,6 +25,7 @@ setup(
     packages=["reference_training", *(f"{OWN}.{name}" for name in PACKAGES)],
     package_dir={f"{OWN}.{name}": name.replace(".", "/") for name in PACKAGES},
     package_data={
+        "reference_training": ["py.typed"],
         f"{OWN}.entrypoint": ["py.typed"],
         f"{OWN}.train": ["py.typed", "data/digits.csv.gz", "data/digits_license.txt"],
         f"{OWN}.train.kernels": ["*.cpp", "kernels.sh"],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import clean_environment, launcher, needs_two_cores, script
-from tests.wheel import build_wheel
+from tests.wheel import ROOT, build_wheel
 
 pytestmark = pytest.mark.launch
 TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET": "1"}
@@ -129,3 +133,54 @@ def test_ranks_of_mpirun_start_from_the_wheel(environment: Path, tmp_path: Path)
     result = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False, timeout=120)
     python = environment / "bin/python"
     assert sorted(result.stdout.splitlines()) == [f"{rank} {python} False" for rank in (0, 1)], result.stderr
+
+
+@pytest.fixture(scope="module")
+def with_torch(environment: Path) -> Path:
+    """Return the environment's Python, with torch and the rest of the environment that runs the tests."""
+    python = environment / "bin/python"
+    (site,) = environment.glob("lib/python3*/site-packages")
+    theirs = subprocess.run(
+        [sys.executable, "-c", "import site; print(site.getsitepackages()[0])"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    (site / "torch_of_the_tests.pth").write_text(f"{theirs}\n")
+    return python
+
+
+# Each kind of image gives the same answer, and a file of the user's keeps its name.
+MORE = """
+from PIL import Image
+kinds = ("cat.jpg", open("cat.jpg", "rb").read(), Image.open("cat.jpg").convert("RGB"))
+first, *others = (model.predict([image]) for image in kinds)
+print(first == others[0], len(others), model.training)
+try:
+    import train
+except SystemExit as error:
+    print("import train:", error)
+"""
+THEIRS = {"train.py": "raise SystemExit('theirs')", "entrypoint.py": "raise SystemExit('theirs')"}
+
+
+def test_examples_of_the_page_run_from_the_wheel(with_torch: Path, tmp_path: Path) -> None:
+    """docs/python.md, block by block in one process, as a notebook would."""
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", (ROOT / "docs/python.md").read_text(), re.MULTILINE)
+    pixels = np.random.default_rng(0)
+    for index in range(60):
+        path = tmp_path / "photos" / ("cat", "dog")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    for name in ("cat", "dog"):
+        Image.open(path).save(tmp_path / f"{name}.jpg")
+    for name, text in THEIRS.items():
+        script(tmp_path, name, text)
+    program = "\n".join([*(textwrap.dedent(block) for block in blocks), MORE])
+    script(tmp_path, "x.py", "import sys; sys.path.append('.')\n" + program)
+    clean = {**clean_environment(), "HOME": str(tmp_path), "LAUNCH_QUIET": "1"}
+    done = subprocess.run([with_torch, "x.py"], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    said = done.stdout.splitlines()
+    assert "('cat', 'dog')" in said
+    assert any(line.startswith("runs/pets ") for line in said)
+    assert said[-3].startswith("2 --batch-size=0: not a whole number from 1")
+    assert said[-2:] == ["True 2 False", "import train: theirs"]

@@ -75,22 +75,26 @@ class Predictor:
     def predict_batch(self, paths: Sequence[Path], images: Sequence[object]) -> Iterator[Prediction]:
         """Yield the predictions of one batch of decoded images, some of which may be unreadable."""
         pixels = [torch.as_tensor(one) for one in images if not isinstance(one, UnreadableImage)]
-        rows: Iterator[tuple[tuple[str, float], ...]] = iter(())
-        if pixels:
-            transform = select_transform(self.trained.settings, self.trained.shape[0])
-            with torch.inference_mode():
-                inputs = self.normalize(transform.after_decoding(torch.stack(pixels)))
-                inputs = resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
-                own = self.settings.test_time_augment
-                copies = self.trained.settings.test_time_augment if own == "auto" else own
-                logits = averaged_logits(self.model, inputs, copies)
-            rows = map(self.answer, logits)
+        rows = map(self.answer, self.logits(self.inputs(pixels)) if pixels else ())
         kind: Literal["probability", "value"] = "value" if self.trained.settings.task == "regress" else "probability"
         for path, image in zip(paths, images, strict=True):
             if isinstance(image, UnreadableImage):
                 yield Prediction(path, problem=image.reason, kind=kind)
             else:
                 yield Prediction(path, next(rows), kind=kind)
+
+    def inputs(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Return the model's inputs of decoded images, each (height, width, channels) bytes."""
+        transform = select_transform(self.trained.settings, self.trained.shape[0])
+        inputs = self.normalize(transform.after_decoding(torch.stack(list(pixels))))
+        return resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the (N, outputs) logits of inputs, over copies of each where the run or the user asks for that."""
+        own = self.settings.test_time_augment
+        copies = self.trained.settings.test_time_augment if own == "auto" else own
+        with torch.inference_mode():
+            return averaged_logits(self.model, inputs, copies)
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.
