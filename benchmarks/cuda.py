@@ -8,6 +8,7 @@ It has 94.01 % on CIFAR-10's original images. JPEG files of them have less to le
 Second table: ResNet-50, bf16, batch 256 of synthetic 3x224x224 images, which are on the GPU as bytes.
 The comparison is the same loop written by hand, with random images, without logs and without checks.
 Both run in processes of their own and alternate ROUNDS (5) times. Their ratio is the cost of the loop.
+The loop by hand also takes other models, sizes, timm's loader and the CPU, for `make gpu-proof`.
 The variants that follow run once a round of VARIANT_ROUNDS (1): without channels_last, compiled, with CUDA graphs, and
 from JPEG files of 500x375 that the CPU decodes. The loop by hand decodes the same files on the GPU (torchvision's
 nvJPEG, whole images, then random crops); this row has not run on a GPU yet.
@@ -40,7 +41,7 @@ from entrypoint.machine.gpus import read_gpus
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 BATCH, STEPS, WARM, IMAGES, SIDE = 256, 100, 10, 2560, 224
 BY_HAND = (sys.executable, "-m", "benchmarks.cuda", "--by-hand")
@@ -60,45 +61,64 @@ VARIANTS = {
 FINAL_LINE = re.compile(r"\|\s+eval\s+\|.*\|\s*([0-9.]+)\s+\|\s*([0-9.]+)\s+\|")
 
 
-def by_hand(jpegs: Path | None) -> None:
-    """Train ResNet-50 with a loop written by hand; print the images per second after warm-up as JSON."""
+def by_hand(args: argparse.Namespace) -> None:
+    """Train a model with a loop written by hand; print the images per second after warm-up as JSON."""
     import torch
     from torch.nn.functional import cross_entropy
-    from torchvision.models import resnet50
 
     torch.backends.cudnn.benchmark = True
-    device = torch.device("cuda")
-    model = resnet50().to(device).to(memory_format=torch.channels_last)
+    device = torch.device(args.device)
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
+    model = bare_model(args.model).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, fused=True)
-    batches = decoded_batches(jpegs, device, BATCH) if jpegs else random_batches(device)
+    forward = torch.compile(model) if args.compile else model
+    if args.images:
+        make_batches = timm_batches if args.timm_loader else decoded_batches
+        batches = make_batches(args.images, device, args.batch, args.side)
+    else:
+        batches = random_batches(device, args.batch, args.side)
     started = 0.0
-    for step in range(WARM + STEPS):
-        if step == WARM:
-            torch.cuda.synchronize()
+    for step in range(args.warm + args.steps):
+        if step == args.warm:
+            synchronize()
             started = time.perf_counter()
         images, labels = next(batches)
         batch = images.float().sub_(127.5).mul_(1 / 64)
         optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = cross_entropy(model(batch), labels)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = cross_entropy(forward(batch), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    torch.cuda.synchronize()
-    print(json.dumps({"images_per_second": BATCH * STEPS / (time.perf_counter() - started)}))
+    synchronize()
+    print(json.dumps({"images_per_second": args.batch * args.steps / (time.perf_counter() - started)}))
 
 
-def random_batches(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def bare_model(name: str) -> nn.Module:
+    """Return a new model of torchvision, or of timm with `timm:`, as a program without the trainer makes it."""
+    if name.startswith("timm:"):
+        import timm
+
+        model: nn.Module = timm.create_model(name.removeprefix("timm:"))
+    else:
+        from torchvision.models import get_model
+
+        model = get_model(name)
+    return model
+
+
+def random_batches(device: torch.device, size: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of random images that are on the device as bytes, in channels_last."""
     import torch
 
-    images = torch.randint(0, 256, (IMAGES, SIDE, SIDE, 3), dtype=torch.uint8, device=device)
-    labels = torch.randint(0, 10, (IMAGES,), device=device)
+    count = 10 * size
+    images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (count,), device=device)
     while True:
-        rows = torch.randint(0, IMAGES, (BATCH,), device=device)
+        rows = torch.randint(0, count, (size,), device=device)
         yield images[rows].permute(0, 3, 1, 2), labels[rows]
 
 
-def decoded_batches(folder: Path, device: torch.device, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def decoded_batches(folder: Path, device: torch.device, size: int, side: int = SIDE) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of random crops as bytes, in channels_last; torchvision decodes the files on the device."""
     import torch
     from torchvision.io import decode_jpeg, read_file
@@ -106,13 +126,24 @@ def decoded_batches(folder: Path, device: torch.device, size: int) -> Iterator[t
 
     from train.data.sources.image_folder import list_splits
 
-    listing, crop = list_splits(folder)[0], RandomResizedCrop(SIDE)
+    listing, crop = list_splits(folder)[0], RandomResizedCrop(side)
     labels = torch.as_tensor(listing.labels, dtype=torch.int64, device=device)
     while True:
         rows = torch.randint(0, len(listing.files), (size,))
         decoded = decode_jpeg([read_file(str(listing.files[row])) for row in rows.tolist()], device=device)
         batch = torch.stack([crop(image) for image in decoded])
         yield batch.contiguous(memory_format=torch.channels_last), labels[rows.to(device)]
+
+
+def timm_batches(folder: Path, device: torch.device, size: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches as timm's train.py makes them: random crops by worker processes, normalized on the device."""
+    from timm.data import create_dataset, create_loader
+
+    dataset = create_dataset("", root=str(folder / "train"), is_training=True)
+    workers, shape = len(os.sched_getaffinity(0)), (3, side, side)
+    loader = create_loader(dataset, shape, size, is_training=True, num_workers=workers, pin_memory=True, device=device)
+    while True:
+        yield from loader
 
 
 def airbench94(script: Path, images: Path, runs: int) -> None:
@@ -142,14 +173,17 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
     print(json.dumps([[100 * float(accuracy), float(seconds)] for accuracy, seconds in found]))
 
 
-def speedrun(runs: int, record: Recording) -> None:
-    """Train by the recipe with each seed, and by airbench94; print the tables."""
+def speedrun(runs: int, record: Recording, each: int | None = None, more: Mapping[str, str] | None = None) -> None:
+    """Train by the recipe with each seed, and by airbench94; print the tables.
+
+    `each` are the training images of a class, all without it. `more` are further settings of ours.
+    """
     seen = Measured()
     accuracy, seconds = record.table("CIFAR-10, accuracy", "%"), record.table("CIFAR-10, seconds", "s")
-    with cifar10_settings(None) as data:
-        run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
+    with cifar10_settings(each) as data:
+        run({**data, **(more or {}), "TRAIN_STEPS": "1"}, Measured())  # decodes
         for seed in range(runs):
-            run({**data, "TRAIN_RECIPE": "speedrun", "TRAIN_SEED": str(seed)}, seen)
+            run({**data, "TRAIN_RECIPE": "speedrun", "TRAIN_SEED": str(seed), **(more or {})}, seen)
             if seen.refusal:
                 sys.exit(seen.refusal)
         accuracy.add("speedrun", *seen.values("test_accuracy"))
@@ -219,12 +253,20 @@ def main() -> None:
     parser.add_argument("--by-hand", action="store_true", help="be the loop that ours is compared with")
     parser.add_argument("--airbench94", type=Path, help="run this script on --images")
     parser.add_argument("--images", type=Path)
+    parser.add_argument("--model", default="resnet50", help="of the loop by hand: torchvision's, or timm:NAME")
+    parser.add_argument("--device", default="cuda", help="of the loop by hand")
+    parser.add_argument("--batch", type=int, default=BATCH, help="of the loop by hand")
+    parser.add_argument("--side", type=int, default=SIDE, help="of the images of the loop by hand")
+    parser.add_argument("--warm", type=int, default=WARM, help="steps of the loop by hand before those that count")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the loop by hand, after its warm-up")
+    parser.add_argument("--compile", action="store_true", help="compile the model of the loop by hand")
+    parser.add_argument("--timm-loader", action="store_true", help="timm's loader reads --images, not nvJPEG")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variant-rounds", type=int, default=1)
     args = parse_options(parser)
     if args.by_hand:
-        return by_hand(args.images)
+        return by_hand(args)
     if args.airbench94:
         return airbench94(args.airbench94, args.images, args.runs)
     gpus, driver = read_gpus(Path("/"))
