@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help wheel train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
+.PHONY: help wheel train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda gpu-proof gpu-proof-kit bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
 # Current torch, or another STACK next to it: `STACK=cpu-intel make train` has the book's.
 STACK ?= cuda
 export STACK
@@ -64,6 +64,12 @@ bench-peers: $(VENV)/installed ## images per second and seconds of the whole com
 
 bench-cuda: $(VENV)/installed ## on a GPU: CIFAR-10 against airbench94, ResNet-50's images per second
 	@$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
+
+gpu-proof: ## on a bare GPU machine, without a network: every row that needs a GPU, in 9 minutes a call (DRY_RUN=1)
+	@$(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu_proof $(if $(DRY_RUN),--dry-run) $(BENCH_ARGS)
+
+gpu-proof-kit: $(VENV)/installed ## what such a machine lacks, in gpu-proof-kit/ (needs a network)
+	@$(BIN)/python -m benchmarks.gpu_proof.kit $(BENCH_ARGS)
 
 bench-accuracy: $(VENV)/installed ## seconds to the book's accuracy, and accuracy after the book's time
 	@$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)

@@ -17,12 +17,12 @@ from tools.figures import ROOT, marked_pages, with_figures
 PAGE, CLAIMS = ROOT / "benchmarks/README.md", ROOT / "benchmarks/claims.toml"
 HEAD = f"""# Benchmarks
 
-Each benchmark prints its tables and asserts nothing. Variants alternate within one run, so that other load on the
-machine affects all of them alike. Benchmarks on images need `CIFAR10_IMAGES`, the folder or archive of CIFAR-10.
+Each benchmark prints tables and asserts nothing. Variants alternate within one run, so that other load affects all
+alike. Benchmarks on images need `CIFAR10_IMAGES`, the folder or archive of CIFAR-10.
 
-A cell has the median, the range in parentheses, and after `x` the ratio to the row that the table's head names.
+A cell has median, range in parentheses, and after `x` the ratio to the row that the table's head names.
 `BENCH_ARGS=--record` keeps every sample with its conditions in `benchmarks/results/DATE-CPU-COMMIT.json`.
-A machine is busy if other processes use more than {100 * BUSY_SHARE:.0f} % of its CPUs, before the run or during it.
+A machine is busy if other processes use more than {100 * BUSY_SHARE:.0f} % of its CPUs before or during the run.
 
 `make docs` writes this page from `benchmarks/results/` and `benchmarks/claims.toml`. Do not edit it.
 

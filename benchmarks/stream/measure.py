@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -28,8 +29,9 @@ def descendants(process: int) -> list[int]:
     """Return a process and all below it."""
     found = [process]
     for task in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += descendants(int(child))
+        with contextlib.suppress(OSError):  # it has ended
+            for child in task.read_text().split():
+                found += descendants(int(child))
     return found
 
 

@@ -22,10 +22,15 @@ def test_cuda_benchmark_without_gpu_says_so() -> None:
     assert done.stdout.startswith("no NVIDIA GPU: ")
 
 
-@pytest.mark.cuda
-@NEEDS_GPU
-def test_cuda_loop_by_hand_returns_rate() -> None:
-    done = subprocess.run(BY_HAND, capture_output=True, text=True, check=True)
+SMALL = ("--device=cpu", "--model=timm:test_resnet", "--batch=2", "--side=64", "--warm=1", "--steps=1")
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=(pytest.mark.cuda, NEEDS_GPU)), pytest.param(SMALL, marks=pytest.mark.launch)]
+)
+def test_cuda_loop_by_hand_returns_rate(words: tuple[str, ...]) -> None:
+    pytest.importorskip("timm")
+    done = subprocess.run((*BY_HAND, *words), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["images_per_second"] > 0
 
 

@@ -1,0 +1,162 @@
+"""Rows that compare speeds: variants take turns in one process after the other on one card."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.book.measure import cifar10_settings
+from benchmarks.conditions import ROOT
+from benchmarks.cuda import BATCH
+from benchmarks.cuda import speedrun as compare_speedruns
+from benchmarks.gpu_proof.proof import RESNET, VIT, Proof, SampledRecording, alternate, state, trained
+from benchmarks.runner import NotMeasuredError
+
+RATE = ("images/s", "by hand")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+# Images of CIFAR-10 have 8x8 patches of 4 pixels.
+SMALL_VIT = {"model": "timm:vit_tiny_patch16_224", "model_args": "img_size=32 patch_size=4"}
+# The usual flags of timm's train.py for this card.
+TIMM_FLAGS = ("--amp", "--amp-dtype=bfloat16", "--channels-last", "--epochs=1", "--log-interval=1", "--val-split=test")
+
+Work = Callable[[], Sequence[float]]
+
+
+def speedrun(proof: Proof) -> None:
+    """CIFAR-10 by the recipe in new processes, and by airbench94 in a warm one; the earlier figures without it."""
+    proof.name_cifar10()
+    rows = tomllib.loads((ROOT / "benchmarks/claims.toml").read_text())["cuda"]["rows"]
+    state("earlier, on an H200 with torch 2.11", [": ".join(row) for row in rows if "airbench94" in row[0]])
+    record = SampledRecording()
+    more = proof.settings(**({"steps": "1", "batch_size": "16"} if proof.dry else {}))
+    del more["TRAIN_EVAL_EVERY"]  # the recipe's own
+    compare_speedruns(proof.size(5, 1), record, 8 if proof.dry else None, more)
+    state("airbench94", list(record.tables[0].missing.values()) or ["ran"])
+
+
+def from_memory(proof: Proof, model: str) -> None:
+    """Images that are on the device as bytes: the trainer and the loop by hand, eager and compiled."""
+    works: dict[str, Work] = {
+        "ours": partial(rate_of, proof.training(model)),
+        "by hand": lambda: (proof.by_hand(model),),
+        "ours, compiled": partial(rate_of, proof.training(model, compile="default")),
+        "by hand, compiled": lambda: (proof.by_hand(model, "--compile"),),
+    }
+    alternate(works, [(f"{model} from memory", *RATE)], proof.size(2, 1))
+
+
+def from_files(proof: Proof, model: str) -> None:
+    """JPEG files of 500x375: the trainer by its kernel, and loops by hand with nvJPEG and with timm's loader."""
+    folder = proof.photos()
+    files = {"dataset": "imagefolder", "data_dir": str(folder), "transforms": "imagenet"}
+    files |= {"data_source": "stream", "image_size": str(proof.side)}
+    images = f"--images={folder}"
+    works: dict[str, Work] = {
+        "ours, from memory": partial(rate_of, proof.training(model)),
+        "ours": partial(rate_of, proof.training(model, **files)),
+        "by hand, nvJPEG": lambda: (proof.by_hand(model, images),),
+        "by hand, timm's loader": lambda: (proof.by_hand(model, images, "--timm-loader"),),
+        "timm's train.py": partial(timm_script, proof, model, folder),
+    }
+    alternate(works, [(f"{model} from JPEG files", "images/s", "ours, from memory")], 1)
+
+
+def timm_script(proof: Proof, model: str, folder: Path) -> tuple[float]:
+    """Return the images per second of timm's train.py, its start included; TIMM_TRAIN names the script."""
+    script = os.environ.get("TIMM_TRAIN", "")
+    if not script:
+        raise NotMeasuredError("TIMM_TRAIN names no script, and timm's package has none")
+    name = proof.model(model).removeprefix("timm:")
+    count = len(list((folder / "train").glob("*/*.jpg")))
+    words = [f"--data-dir={folder}", f"--model={name}", f"--batch-size={proof.size(BATCH, 2)}", "--num-classes=4"]
+    words += [f"--workers={len(os.sched_getaffinity(0))}", f"--device={proof.device}", "--input-size", "3"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as output:
+        done = subprocess.run(
+            [sys.executable, script, *words, *[str(proof.side)] * 2, *TIMM_FLAGS, f"--output={output}"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        raise NotMeasuredError((done.stderr.strip().splitlines() or ["failed"])[-1])
+    state("timm's train.py", done.stderr.splitlines()[-12:])
+    return (count / (time.monotonic() - began),)
+
+
+def rate_of(settings: Mapping[str, str]) -> tuple[float]:
+    """Return the trainer's images per second after its first step."""
+    return (trained(settings).speed,)
+
+
+def precisions(proof: Proof, model: Mapping[str, str]) -> None:
+    """Three epochs of CIFAR-10 in each precision: images per second, and what they reach."""
+    proof.name_cifar10()
+    short = {"steps": "1", "batch_size": "16"} if proof.dry else {"epochs": "3"}
+    with cifar10_settings(8 if proof.dry else None) as data:
+
+        def reached(precision: str) -> tuple[float, float]:
+            settings = proof.settings(**model, **short, precision=precision)
+            seen = trained({**data, **settings})
+            return seen.speed, seen.accuracy
+
+        works: dict[str, Work] = {precision: partial(reached, precision) for precision in PRECISIONS}
+        name = model.get("recipe") or model["model"].removeprefix("timm:")
+        alternate(works, [(f"{name}, speed", "images/s", "fp32"), (f"{name}, accuracy", "%", "")], proof.size(2, 1))
+
+
+def transfer(proof: Proof) -> None:
+    """Batches of bytes from host to device, with and without pinned memory."""
+    import torch
+
+    size, times = proof.size(BATCH, 8), proof.size(20, 2)
+    images = torch.randint(0, 256, (size, proof.side, proof.side, 3), dtype=torch.uint8)
+    synchronize = torch.cuda.synchronize if proof.device == "cuda" else torch.cpu.synchronize
+
+    def rate(*, pinned: bool, non_blocking: bool) -> tuple[float]:
+        try:
+            source = images.pin_memory() if pinned else images
+        except RuntimeError as error:
+            raise NotMeasuredError(str(error).splitlines()[0]) from error
+        target = torch.empty_like(images, device=proof.device)
+        target.copy_(source)
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            target.copy_(source, non_blocking=non_blocking)
+        synchronize()
+        return (times * images.nbytes / (time.perf_counter() - began) / 1e9,)
+
+    works: dict[str, Work] = {
+        "pageable": partial(rate, pinned=False, non_blocking=False),
+        "pinned": partial(rate, pinned=True, non_blocking=False),
+        "pinned, non-blocking": partial(rate, pinned=True, non_blocking=True),
+    }
+    alternate(works, [("host to device", "GB/s", "pageable")], proof.size(5, 2))
+
+
+def checkpoints(proof: Proof) -> None:
+    """A training with a checkpoint after each of its epochs, and without: seconds of the whole command."""
+    short = proof.training(RESNET)
+    del short["TRAIN_STEPS"]
+    epochs = proof.size(5, 2)
+
+    def seconds(every: int) -> tuple[float]:
+        more = {"TRAIN_EPOCHS": str(epochs), "TRAIN_CHECKPOINT_EVERY": str(every), "TRAIN_BATCH_SIZE": "512"}
+        return (trained(short | (more if not proof.dry else more | {"TRAIN_BATCH_SIZE": "10"})).total_seconds,)
+
+    works: dict[str, Work] = {"without": partial(seconds, 0), f"{epochs} checkpoints": partial(seconds, 1)}
+    alternate(works, [(f"{RESNET}, the whole command", "s", "without")], proof.size(2, 1))
+
+
+def parallelism(proof: Proof) -> None:
+    """FSDP2 and DDP on one rank."""
+    works: dict[str, Work] = {name: partial(rate_of, proof.training(VIT, parallelism=name)) for name in ("ddp", "fsdp")}
+    alternate(works, [(f"{VIT} on one rank", "images/s", "ddp")], proof.size(2, 1))
