@@ -6,7 +6,8 @@ A row whose limit does not fit into the minutes that are left is named as not ru
 The next call on the same machine goes on with the rows that have not run, then with those that failed.
 `gpu-proof/` has a JSON line a row in rows.jsonl, a line to read in rows.txt, and what the rows printed in log.txt.
 OUT names a folder for copies of the three. --fresh forgets the rows of earlier calls.
-The folder of `make gpu-proof-kit` brings what the machine lacks: wheels, libjpeg's headers, images.
+Copy this tree and gpu-proof-kit/ to the machine. `make gpu-proof-kit` fills that folder with what a bare machine
+lacks: wheels, libjpeg's headers, images. The call installs it there, unless the Python is that of this clone.
 Rows on speed alternate their variants on the same card: ours, loops by hand, airbench94 (AIRBENCH94), timm.
 --dry-run does a small part of each row on a CPU, with small models of the same kinds. Its figures mean nothing.
 No row has run on a GPU at this commit. The loop by hand from memory has, with torch 2.11.
@@ -38,22 +39,22 @@ def rows() -> dict[str, tuple[float, Callable[[Proof], None]]]:
     from benchmarks.gpu_proof.proof import RESNET, VIT
 
     return {
-        "machine": (25, endings.machine),
-        "speedrun": (120, speed.speedrun),
-        "resnet50": (150, partial(speed.from_memory, model=RESNET)),
-        "cuda-tests": (90, endings.cuda_tests),
+        "machine": (40, endings.machine),
+        "speedrun": (150, speed.speedrun),
+        "resnet50": (180, partial(speed.from_memory, model=RESNET)),
+        "cuda-tests": (120, endings.cuda_tests),
         "resnet50-files": (90, partial(speed.from_files, model=RESNET)),
-        "precision": (90, partial(speed.precisions, model={"recipe": "speedrun"})),
-        "vit-s": (120, partial(speed.from_memory, model=VIT)),
+        "precision": (60, partial(speed.precisions, model={"recipe": "speedrun"})),
+        "vit-s": (150, partial(speed.from_memory, model=VIT)),
         "two-ranks": (20, endings.two_ranks),
         "out-of-memory": (30, endings.out_of_memory),
         "hang": (40, partial(endings.ranks_that_end, kind="hang", text="is missing from")),
         "killed-rank": (30, partial(endings.ranks_that_end, kind="kill", text="SIGKILL")),
         "running": (30, endings.running),
         "transfer": (20, speed.transfer),
-        "fsdp": (60, speed.parallelism),
-        "checkpoints": (60, speed.checkpoints),
-        "use": (45, endings.use),
+        "fsdp": (75, speed.parallelism),
+        "checkpoints": (75, speed.checkpoints),
+        "use": (60, endings.use),
         "precision-vit": (120, partial(speed.precisions, model=speed.SMALL_VIT)),
         "vit-s-files": (90, partial(speed.from_files, model=VIT)),
     }

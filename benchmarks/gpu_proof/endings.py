@@ -120,7 +120,7 @@ def two_ranks(proof: Proof) -> None:
     """Two ranks: right on a CPU, and refused on one GPU."""
     settings = QUIET | proof.training(RESNET) | {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}
     with tempfile.TemporaryDirectory() as output:
-        settings |= {"TRAIN_OUTPUT_DIR": output, "TRAIN_STEPS": "2"}
+        settings |= {"TRAIN_OUTPUT_DIR": output, "TRAIN_STEPS": "2", "TRAIN_PROGRESS": "plain"}
         ending = ending_of("train", environ=settings, limit_s=120)
     ending.keep("train on two ranks")
     expected = {0} if proof.dry else {0, 2, 3}
@@ -134,6 +134,7 @@ def out_of_memory(proof: Proof) -> None:
     kept(ending_of(*run), "a script of a user", "memory")
     if not proof.dry:  # a CPU would take the memory of other processes
         more = {"TRAIN_BATCH_SIZE": "16384", "TRAIN_SYNTHETIC_IMAGES": "16384", "TRAIN_STEPS": "2"}
+        more["TRAIN_OUTPUT_DIR"] = tempfile.mkdtemp(prefix="gpu-proof-")
         kept(ending_of("train", environ=QUIET | proof.training(RESNET) | more), "the trainer", "memory")
 
 

@@ -74,13 +74,22 @@ def size_mib(folder: Path) -> float:
 
 
 def unpack(folder: Path) -> Iterator[str]:
-    """Install what this Python lacks of a kit, without a network, and name the rest to processes; yield what was done.
-
-    The environment gets what containers/venv.sh gives it besides packages: this folder on its path, and the hook of
-    the ranks. So isolated interpreters find them too, which ignore PYTHONPATH.
-    """
+    """Install what this Python lacks of a kit, and name the rest to processes; yield what was done."""
     if not folder.is_dir():
         return
+    if not Path(sys.prefix).is_relative_to(ROOT):  # this clone's own environment has all of it
+        yield from install(folder)
+    for name, value in variables(folder, os.environ).items():
+        os.environ[name] = value
+        yield f"{name}={value}"
+
+
+def install(folder: Path) -> Iterator[str]:
+    """Install the wheels that this Python lacks, and what containers/venv.sh adds to an environment.
+
+    That is this folder on its path and the hook of the ranks, so isolated interpreters find them, which ignore
+    PYTHONPATH.
+    """
     wheels = [path for path in sorted(folder.glob("*.whl")) if not is_installed(path)]
     if wheels:
         words = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
@@ -95,9 +104,6 @@ def unpack(folder: Path) -> Iterator[str]:
         yield f"{ROOT.name} is on the path of {sys.executable}"
     site.addsitedir(str(libraries))
     importlib.invalidate_caches()
-    for name, value in variables(folder, os.environ).items():
-        os.environ[name] = value
-        yield f"{name}={value}"
 
 
 def is_installed(wheel: Path) -> bool:

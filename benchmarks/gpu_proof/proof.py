@@ -34,6 +34,10 @@ WIDTH, HEIGHT, QUALITY = 500, 375, 95
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
+class CrashedError(NotMeasuredError):
+    """A variant that failed, where others were refused or lack something; its row fails after the other variants."""
+
+
 @dataclass(frozen=True)
 class Proof:
     """`data` is a folder that the rows of this machine share; a dry run does little of each on a CPU."""
@@ -161,8 +165,11 @@ def state(fact: str, lines: Sequence[str]) -> None:
 def alternate(
     works: Mapping[str, Callable[[], Sequence[float]]], tables: Sequence[tuple[str, str, str]], rounds: int
 ) -> list[Table]:
-    """Call all works in each round, and keep their samples, and the reason of each that cannot run here."""
-    record = SampledRecording()
+    """Call all works in each round, and keep their samples, and the reason of each that cannot run here.
+
+    Ends the row with an error if none ran, or if one crashed.
+    """
+    record, crashed = SampledRecording(), list[str]()
     kept = [record.table(*words) for words in tables]
 
     def reported(variant: str, work: Callable[[], Sequence[float]]) -> Sequence[float]:
@@ -170,22 +177,24 @@ def alternate(
             return work()
         except NotMeasuredError as error:
             emit({"table": kept[0].title, "variant": variant, "missing": str(error)})
+            if isinstance(error, CrashedError):
+                crashed.append(f"{variant}: {error}")
             raise
 
     take_turns({name: partial(reported, name, work) for name, work in works.items()}, kept, rounds)
-    if not any(table.samples for table in kept):
-        raise SystemExit("; ".join(kept[0].missing.values()) or "no variant ran")
+    if crashed or not kept[0].samples:
+        raise SystemExit("; ".join(crashed or kept[0].missing.values()))
     return kept
 
 
 def trained(settings: Mapping[str, str]) -> Measured:
-    """Return one run of the trainer; raises `NotMeasuredError` for any failure, so that other variants still run."""
+    """Return one run of the trainer; raises `CrashedError`, or `NotMeasuredError` for what it refuses."""
     seen = Measured()
     try:
         run(settings, seen)
     except SystemExit as error:
         lines = [line for line in str(error).replace("\\n", "\n").splitlines() if len(line) > 3]
-        raise NotMeasuredError(lines[-1] if lines else "failed") from error
+        raise CrashedError(lines[-1] if lines else "failed") from error
     if seen.refusal:
         raise NotMeasuredError(seen.refusal)
     return seen

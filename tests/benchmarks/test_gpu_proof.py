@@ -57,8 +57,8 @@ def test_calls_keep_the_budget_and_go_on(tmp_path: Path) -> None:
 
 def test_each_row_fits_into_a_call_and_all_into_two() -> None:
     limits = [limit_s for limit_s, _ in rows().values()]
-    assert max(limits) < 60 * MINUTES / 3
-    assert sum(limits) < 2.5 * 60 * MINUTES, "rows rarely take as long as their limit"
+    assert max(limits) <= 60 * MINUTES / 3
+    assert sum(limits) <= 2.6 * 60 * MINUTES, "rows rarely take as long as their limit"
 
 
 def test_kit_names_its_files_unless_variables_are_set(tmp_path: Path) -> None:
