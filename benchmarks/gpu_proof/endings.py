@@ -17,7 +17,7 @@ from benchmarks.gpu_proof.proof import RESNET, Ending, Proof, alternate, ending_
 from train.kernels.library import find_kernel
 
 CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,pcie.link.gen.current"
-ACCURACY = re.compile(r"test accuracy +([\d.]+) %")
+ACCURACY = re.compile(r"\baccuracy +([\d.]+) %")
 # Ranks of a user's script, whose tensors are on the device in the script's first argument.
 RANKS = """
 import datetime, os, signal, sys, time
@@ -41,11 +41,11 @@ import torch
 torch.empty(2**50, device=sys.argv[1])
 """
 BUSY = """
-import sys, time
+import os, sys, time
 import torch
 
 matrix = torch.randn(1024, 1024, device=sys.argv[1])
-print("busy", flush=True)
+print("busy", os.getpid(), flush=True)
 until = time.monotonic() + 120
 while time.monotonic() < until:
     matrix = (matrix @ matrix).clamp(-1, 1)
@@ -84,13 +84,14 @@ def running(proof: Proof) -> None:
     words = ("run", "--quiet", "--nproc-per-node=1", f"--device={proof.device}", script(BUSY), proof.device)
     with started(*words) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "busy" in line:
-                break
+        rank = next((line.split()[-1] for line in process.stdout if line.startswith("busy")), "")
         time.sleep(proof.size(3, 1))
         state("clocks, busy", clocks())
-        for command in ("verify", "stacks"):
-            ending_of(command, str(process.pid)).keep(command, 30)
+        endings = {command: ending_of(command, rank) for command in ("verify", "stacks")}
+    for command, ending in endings.items():
+        ending.keep(command, 30)
+    if any(ending.code for ending in endings.values()):
+        raise SystemExit(f"ended with {[ending.code for ending in endings.values()]}")
 
 
 def use(proof: Proof) -> None:
@@ -111,7 +112,7 @@ def use(proof: Proof) -> None:
     figures = [ACCURACY.findall("\n".join(ending.lines)) for ending in (trained, evaluated)]
     if any(ending.code for ending in (trained, evaluated, predicted)):
         raise SystemExit("a command failed")
-    if not all(figures) or figures[0][-1] != figures[1][-1]:
+    if not all(figures) or figures[0][-1] != figures[1][0]:
         raise SystemExit(f"train and evaluate differ in their accuracy: {figures}")
     alternate({"evaluate": lambda: (evaluated.seconds,)}, [("seconds of the command", "s", "")], 1)
 
