@@ -183,7 +183,7 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 def millions(count: int) -> str:
     """Return a number that fits into a tile."""
-    return f"{count // 10**6:,}.{count // 10**5 % 10} M" if count >= 10**6 else f"{count:,}"
+    return f"{count / 10**6:,.1f} M" if count >= 10**6 else f"{count:,}"
 
 
 def percent(value: Any) -> str:
