@@ -8,6 +8,7 @@ from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_NETWORK, POOLING_NETWORK, PRETRAINED
+from train.planning.checks import images_to_train
 from train.setting_groups.model import OWN_MODELS
 from train.settings import ImageShape, TrainSettings
 
@@ -45,9 +46,11 @@ def fine_tuning_values(
     network = {} if has_own else default_network(settings, dataset, at_hand)
     weights, model = network.get("weights", settings.weights), network.get("model", settings.model)
     is_known = model not in OWN_MODELS and not settings.is_own_model
+    images = images_to_train(settings, dataset)
+    whole = {"batch_size": str(images)} if settings.reads_files and 0 < images < settings.batch_size else {}
     if not weights or not is_known:
-        return network
-    batch = {"batch_size": "32"} if dataset.train_images <= FEW_STEPS else {}
+        return {**network, **whole}
+    batch = {"batch_size": str(min(32, images or 32))} if dataset.train_images <= FEW_STEPS else {}
     epochs = {} if settings.steps else {"epochs": "6"}
     return {**network, **FINE_TUNING, **batch, **epochs}
 

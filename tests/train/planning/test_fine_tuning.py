@@ -52,6 +52,23 @@ def test_network_fits_the_images(
 
 
 @pytest.mark.parametrize(
+    ("images", "at_hand", "more", "batch"),
+    [
+        (20, BOTH, {}, 20),
+        (40, BOTH, {}, 32),
+        (40, (), {}, 40),
+        (40, (), {"TRAIN_VAL_SPLIT": "0.1"}, 36),
+        (40, (), {"TRAIN_BATCH_SIZE": "50"}, 50),
+        (64, (), {}, 64),
+        (0, (), {}, 64),
+        (20, (), {"TRAIN_DATASET": "synthetic", "TRAIN_DATA_DIR": ""}, 64),
+    ],
+)
+def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict[str, str], batch: int) -> None:
+    assert chosen(FOLDER | more, PHOTO, images, at_hand).batch_size == batch
+
+
+@pytest.mark.parametrize(
     "own",
     [
         {"TRAIN_MODEL": "cnn"},
