@@ -50,12 +50,20 @@ def open_standard_streams() -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Print a result on standard output.
+    """Print a result on standard output; raises what `writing_stdout` raises."""
+    with writing_stdout():
+        print(text)
+
+
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Print a result in this block, which raises no other OSError.
 
     Raises BrokenPipeError if the reader has gone, and `UserError` if it cannot be written for another reason.
     """
     try:
-        print(text, flush=True)
+        yield
+        sys.stdout.flush()
     except BrokenPipeError:
         replace_stream(STDOUT)
         raise

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from entrypoint.core.console import report_error, write_stderr
+from entrypoint.core.console import report_error, write_stderr, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line
 from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
@@ -193,7 +193,8 @@ def predict_command(settings: PredictSettings, words: Sequence[str]) -> int:
             yield one
 
     sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # names of files are bytes
-    WRITERS[settings.format](named(), sys.stdout)
+    with writing_stdout():
+        WRITERS[settings.format](named(), sys.stdout)
     if unreadable:
         write_stderr(f"predict: {unreadable:,} of {len(paths):,} images cannot be read")
     return ExitCode.USAGE if unreadable else ExitCode.DONE

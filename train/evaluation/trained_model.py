@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.console import writing_stdout
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
@@ -29,7 +31,6 @@ from train.optimization.losses import Loss, evaluation_loss, loss_name
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import LISTED_CLASSES, TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
-from train.report.progress import guarded_stdout
 from train.settings import TrainSettings
 from train.transforms.batch_tensors import resize_batches
 from train.transforms.normalize import Normalize
@@ -117,7 +118,7 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
     worst = sorted((share, name) for name, share in pairs if share is not None)[:LISTED_CLASSES]
     width = max((len(one_line(known)) for _, known in worst), default=0)
     name = trained.settings.score
-    with guarded_stdout():
+    with suppress(BrokenPipeError), writing_stdout():
         print(f"{name:9} {score.accuracy:.2f} %{top5} of {score.images:,} images")
         for key, value in score.others.items():
             print(f"{key:9} {value:.4g}")

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import math
+import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,17 @@ def test_cells_of_a_csv_are_no_formulas() -> None:
     rows = list(csv.reader(io.StringIO(out.getvalue())))[1:]
     assert {row[0] for row in rows} == {"'=HYPERLINK(1)"}
     assert [row[2] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "cat", r"a\x1b[31mb\nc"]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_results_that_cannot_be_written_are_one_line(entrypoint: Entrypoint, trained: Path, verb: str) -> None:
+    words = ["-m", "entrypoint", verb, str(trained), *(["../images/test"] if verb == "predict" else [])]
+    (entrypoint.folder / "a").mkdir()
+    paint(entrypoint.folder / "images/test", each=1)
+    for place, code, said in (
+        ("/dev/full", 3, "standard output: cannot be written (No space left"),
+        ("/dev/null", 0, ""),
+    ):
+        line = f"{shlex.join([sys.executable, *words])} > {place}"
+        done = entrypoint("-c", line, env=QUIET, cwd=entrypoint.folder / "a", command=("sh",))
+        assert (done.code, said in done.err, done.err.count("\n")) == (code, True, bool(said))
