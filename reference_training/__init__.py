@@ -19,6 +19,11 @@ __all__ = ["Run", "RunError", "TrainedModel", "load_model", "plan", "predict", "
 _OF_THE_MODEL = ("TrainedModel", "load_model", "predict")
 
 
+def __dir__() -> list[str]:
+    """Return the names that can be imported, for a notebook's Tab key."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import what Python asks for from the module that has it."""
     if name not in __all__:

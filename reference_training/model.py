@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -11,17 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from reference_training.commands import RunError
 from reference_training.own_modules import own_modules
 
-if TYPE_CHECKING:
+with own_modules():
+    from entrypoint.core.errors import UserError
+    from train.data.decoding.decoder import decode_image, failure_reason
+    from train.data.decoding.pixel_values import convert_to_visible
+    from train.data.sources.image_file import read_file
     from train.evaluation.predict import Predictor
+    from train.predict_settings import PredictSettings
+    from train.transforms.registry import select_transform
+
+if TYPE_CHECKING:
     from train.transforms.image_part import View
 
-# A path, what Pillow has opened, (height, width, channels) bytes, or an image file's content.
+# A path, what Pillow has opened, bytes of shape (height, width) or (height, width, channels), or a file's content.
 ImageSource = str | os.PathLike[str] | Image.Image | np.ndarray[Any, np.dtype[np.uint8]] | bytes
 # The classes of an image with their probabilities, likeliest first; for `task=regress` the names and values.
 Answer = list[tuple[str, float]]
@@ -44,70 +53,90 @@ class TrainedModel(nn.Module):
         return logits
 
     def preprocess(self, images: Iterable[ImageSource]) -> Tensor:
-        """Return the inputs of some images, as the run made them; raises ValueError for one that cannot be read."""
-        device = next(self.network.parameters()).device
-        with own_modules():
-            from train.transforms.registry import select_transform
+        """Return the inputs of some images as the run made them, in the model's number format and on its device.
 
-            trained = self._predictor.trained
-            view = select_transform(trained.settings, trained.shape[0]).eval_view(trained.shape)
-            pixels = [decoded(number, image, trained.shape, view) for number, image in enumerate(images)]
-            return self._predictor.inputs(pixels).to(device)
+        Raises ValueError for an image that cannot be read, and for none.
+        """
+        if isinstance(images, (str, bytes, os.PathLike)):
+            raise TypeError("images are a list: write [image] for one")
+        trained = self._predictor.trained
+        view = select_transform(trained.settings, trained.shape[0]).eval_view(trained.shape)
+        pixels = [decoded(number, image, trained.shape, view) for number, image in enumerate(images)]
+        if not pixels:
+            raise ValueError("there are no images")
+        inputs = self._predictor.inputs(pixels)
+        like = next((each for each in self.network.parameters() if each.is_floating_point()), inputs)
+        return inputs.to(like.device, like.dtype)
 
     def predict(self, images: Sequence[ImageSource], *, top: int = 1, batch_size: int = 64) -> list[Answer]:
         """Return what the model says of each image: its `top` classes, or its labels, or its numbers.
 
-        Raises ValueError for an image that cannot be read.
+        Raises ValueError for an image that cannot be read, and for a `top` or `batch_size` below 1.
         """
+        if isinstance(images, (str, bytes, os.PathLike)):
+            raise TypeError("images are a list: write [image] for one")
+        if min(top, batch_size) < 1:
+            raise ValueError("top and batch_size are 1 or more")
+        predictor = replace(self._predictor, model=self.network, settings=PredictSettings(top=top))
         answers: list[Answer] = []
         for start in range(0, len(images), batch_size):
-            inputs = self.preprocess(images[start : start + batch_size])
-            with own_modules():
-                from train.predict_settings import PredictSettings
-
-                asked = replace(self._predictor, settings=PredictSettings(top=top))
-                answers += [list(asked.answer(row)) for row in asked.logits(inputs).cpu()]
+            logits = predictor.logits(self.preprocess(images[start : start + batch_size]))
+            answers += [list(predictor.answer(row)) for row in logits.float().cpu()]
         return answers
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainedModel:
+        """Return a copy with weights of its own."""
+        return TrainedModel(replace(self._predictor, model=deepcopy(self.network, memo)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to be pickled: its network's class may be one that no other process can import."""
+        raise TypeError("a TrainedModel is not pickled: keep its run folder, and call load_model where it is used")
 
 
 def decoded(number: int, image: ImageSource, shape: tuple[int, int, int], view: View) -> Tensor:
     """Return an image as (height, width, channels) bytes; raises ValueError with its path or number."""
-    from train.data.decoding.decoder import decode_image, failure_reason
-    from train.data.sources.image_file import read_file
-
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(image)
-    if isinstance(image, Image.Image):
-        out = BytesIO()
-        image.save(out, format="TIFF")  # holds all of Pillow's modes, bit for bit
-        image = out.getvalue()
-    path = Path(f"image {number}" if isinstance(image, bytes) else image)
     channels, height, width = shape
+    path = Path(image) if isinstance(image, (str, os.PathLike)) else Path(f"image {number}")
     target = np.empty((height, width, channels), dtype=np.uint8)
     try:
+        if isinstance(image, np.ndarray):
+            image = image_of(image)
+        if isinstance(image, Image.Image):
+            image = content_of(image, channels)
         decode_image(path, image if isinstance(image, bytes) else read_file(path), target, view)
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet
         raise ValueError(f"{path}: {failure_reason(error)}") from None
     return torch.from_numpy(target)
 
 
-def load_model(source: str | os.PathLike[str], *, model: str = "", model_path: str = "") -> TrainedModel:
+def image_of(pixels: np.ndarray[Any, Any]) -> Image.Image:
+    """Return an image of bytes; raises ValueError for another type or shape."""
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or pixels.shape[2:] not in ((), (1,), (3,), (4,)):
+        raise ValueError(f"is {pixels.dtype} of shape {pixels.shape}, not bytes of (height, width[, channels])")
+    return Image.fromarray(pixels.reshape(pixels.shape[:2]) if pixels.shape[2:] == (1,) else pixels)
+
+
+def content_of(image: Image.Image, channels: int) -> bytes:
+    """Return an image that Pillow has opened as a file's content: as a viewer shows it, and without loss."""
+    out = BytesIO()
+    convert_to_visible(ImageOps.exif_transpose(image), channels).save(out, format="TIFF")
+    return out.getvalue()
+
+
+def load_model(source: str | os.PathLike[str], *, model: str = "", model_path: str | None = None) -> TrainedModel:
     """Return the trained model of a run folder, a checkpoint, or a `model.safetensors` that a run wrote, on the CPU.
 
-    A file may not choose which code runs: for a model of your own name it, `model="package.module:function"`, and the
-    folder of its module. Raises `RunError` for a file that cannot be used.
+    A file may not choose which code runs. For a model of your own name its function by `model="package.module:name"`,
+    and the folder of its module by `model_path`. Raises `RunError` for a file that cannot be used.
     """
-    with own_modules():
-        from entrypoint.core.errors import UserError
-        from train.evaluation.predict import Predictor
-        from train.predict_settings import PredictSettings
-
-        settings = PredictSettings(model=model, model_path=Path(model_path) if model_path else None)
+    settings = PredictSettings(model=model, model_path=Path(model_path) if model_path else None)
+    with own_modules():  # building a model may import more
         try:
-            predictor = Predictor.load(settings, os.fspath(source))
+            return TrainedModel(Predictor.load(settings, os.fspath(source)))
         except UserError as error:
-            raise RunError(str(error), error.code) from None
-    return TrainedModel(predictor)
+            raise RunError(str(error).removeprefix("predict="), error.code) from None
 
 
 def predict(source: str | os.PathLike[str], images: Sequence[ImageSource], *, top: int = 1) -> list[Answer]:

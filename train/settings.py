@@ -174,6 +174,7 @@ def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) ->
     if (length := len(os.fsencode(parsed.values.run_name or ""))) > MAX_NAME_BYTES:
         source = printable(parsed.sources["run_name"])
         raise UserError(f"{source}: is {length} bytes long, and a folder's name has at most {MAX_NAME_BYTES}.")
-    is_unnamed = "data_dir" in parsed.sources and "dataset" not in parsed.sources
-    kind = kind_of_folder(parsed.values.data_dir) if is_unnamed else ""
-    return replace(parsed, values=replace(parsed.values, dataset=kind)) if kind else parsed
+    is_settled = "dataset" in parsed.sources or not parsed.values.data_dir
+    # The error of imagefolder says what a folder needs.
+    kind = parsed.values.dataset if is_settled else kind_of_folder(parsed.values.data_dir) or "imagefolder"
+    return replace(parsed, values=replace(parsed.values, dataset=kind))

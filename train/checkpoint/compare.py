@@ -64,6 +64,6 @@ def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
         found.append("files of the same names and sizes have other bytes")
     if not found and was.content and now.content and was.content != now.content:
         found.append("images have other contents")
-    if was.teacher != now.teacher:
+    if was.teacher and now.teacher and was.teacher != now.teacher:
         found.append("the teacher has other weights")
     return found

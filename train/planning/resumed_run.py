@@ -23,7 +23,7 @@ from train.settings import TrainSettings
 # What belongs to one start of a run, not to the run; the folder is that of the run, unless the user names another.
 OF_A_START = ("resume", "resume_allow_changed", "run_name", "output_dir", "max_minutes", "evaluate", "evaluation_file")
 # Said even where they are the defaults, as the data set could decide otherwise.
-ALWAYS = ("recipe", "model")
+ALWAYS = ("recipe", "model", "dataset")
 
 
 def with_resumed_settings(

@@ -100,7 +100,11 @@ def with_trained_settings(
         taken["image_size"] = min(trained.shape[1:])
     values = msgspec.structs.replace(own, **taken)
     defaults = TrainSettings()
-    changed = {name: value for name, value in taken.items() if value is not None and value != getattr(defaults, name)}
+    changed = {
+        name: value
+        for name, value in taken.items()
+        if value is not None and (name == "dataset" or value != getattr(defaults, name))
+    }
     return replace(given, values=values), trained, as_variables(changed)
 
 

@@ -72,7 +72,8 @@ def test_kind_is_by_what_is_there(tmp_path: Path, files: tuple[str, ...], kind: 
         (tmp_path / name).touch()
     assert kind_of_folder(tmp_path) == kind
     given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
-    assert given.values.dataset == (kind or train_settings().dataset)
+    assert given.values.dataset == (kind or "imagefolder"), "its error says what a folder needs"
+    assert read_train_settings({"TRAIN_DATA_DIR": ""}, {}).values == train_settings()
     named = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path), "TRAIN_DATASET": "cifar10"}, {})
     assert named.values.dataset == "cifar10"
 
