@@ -83,7 +83,7 @@ def by_hand(args: argparse.Namespace) -> None:
             synchronize()
             started = time.perf_counter()
         images, labels = next(batches)
-        batch = images.float().sub_(127.5).mul_(1 / 64)
+        batch = images if images.is_floating_point() else images.float().sub_(127.5).mul_(1 / 64)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16):
             loss = cross_entropy(forward(batch), labels)
@@ -137,13 +137,15 @@ def decoded_batches(folder: Path, device: torch.device, size: int, side: int = S
 
 def timm_batches(folder: Path, device: torch.device, size: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches as timm's train.py makes them: random crops by worker processes, normalized on the device."""
+    import torch
     from timm.data import create_dataset, create_loader
 
     dataset = create_dataset("", root=str(folder / "train"), is_training=True)
     workers, shape = len(os.sched_getaffinity(0)), (3, side, side)
     loader = create_loader(dataset, shape, size, is_training=True, num_workers=workers, pin_memory=True, device=device)
     while True:
-        yield from loader
+        for images, labels in loader:
+            yield images.contiguous(memory_format=torch.channels_last), labels
 
 
 def airbench94(script: Path, images: Path, runs: int) -> None:

@@ -91,8 +91,7 @@ def prove(args: argparse.Namespace) -> None:
 
     gpus, driver = read_gpus(Path("/"))
     if not gpus and not args.dry_run:
-        print(f"no NVIDIA GPU: {driver.problem or 'none is visible'}. DRY_RUN=1 tries the rows on a CPU.")
-        return
+        sys.exit(f"no NVIDIA GPU: {driver.problem or 'none is visible'}. DRY_RUN=1 tries the rows on a CPU.")
     table = rows()
     if unknown := sorted(set(args.only) - set(table)):
         sys.exit(f"--only: {', '.join(unknown)}: no such row. One of: {', '.join(table)}.")

@@ -19,6 +19,8 @@ from benchmarks.stream.measure import descendants
 
 # The variable that names the file to which a row adds its samples, one JSON object a line.
 SAMPLES = "GPU_PROOF_SAMPLES"
+# The variable with the moment, on the monotonic clock, until which a row's own commands must have ended.
+UNTIL = "GPU_PROOF_UNTIL"
 GRACE_S = 3.0
 DONE, FAILED, NOT_RUN = "done", "failed", "not run"
 FILES = ("rows.jsonl", "rows.txt", "log.txt")
@@ -127,7 +129,8 @@ def run_one(job: Job, ledger: Ledger) -> Result:
         file.write(f"\n== {job.name}\n")
         file.flush()
         before, started = file.tell(), time.monotonic()
-        environ = {**os.environ, SAMPLES: str(samples), "PYTHONUNBUFFERED": "1"}
+        until = str(started + job.limit_s - GRACE_S)  # what a command printed is kept before its row is ended
+        environ = {**os.environ, SAMPLES: str(samples), UNTIL: until, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.book.measure import Measured, run
 from benchmarks.cuda import BATCH, BY_HAND, SIDE, STEPS, WARM, output_of
-from benchmarks.gpu_proof.board import SAMPLES
+from benchmarks.gpu_proof.board import SAMPLES, UNTIL
 from benchmarks.runner import NotMeasuredError, Recording, Table, take_turns
 from benchmarks.stream.data import CLASSES, photo
 from tools.cifar10_images import unpacked_images
@@ -227,8 +227,9 @@ def started(*words: str, environ: Mapping[str, str] | None = None) -> Iterator[s
 
 
 def ending_of(*words: str, environ: Mapping[str, str] | None = None, limit_s: float = 90) -> Ending:
-    """Return how the entrypoint ends with these words; code None if it took longer."""
+    """Return how the entrypoint ends with these words; code None if it took longer, or its row has no more time."""
     began = time.monotonic()
+    limit_s = max(1.0, min(limit_s, float(os.environ.get(UNTIL, "inf")) - began))
     with started(*words, environ=environ) as process:
         try:
             out, code = process.communicate(timeout=limit_s)[0], process.returncode

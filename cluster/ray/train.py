@@ -15,16 +15,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-MACHINE, RANK_FAILED, PREEMPTED, LOST = 3, 5, 75, -1
+MACHINE, RANK_FAILED, PREEMPTED, TERMINATED, LOST = 3, 5, 75, 143, -1
 # Nodes see these variables of the command, and nothing else of its environment.
 PASSED = re.compile(r"(TRAIN|LAUNCH|OMP|KMP|GOMP|MKL|GLOO|NCCL|CCL|UCX|TORCH)_(?!.*(TOKEN|SECRET|PASSWORD|KEY)$)")
 
@@ -34,6 +33,7 @@ class Node:
     """What runs on a node, with the resources of one bundle."""
 
     process: subprocess.Popen[str] | None = None
+    stopped = False
 
     def address(self) -> str:
         """Return the node's address."""
@@ -41,6 +41,9 @@ class Node:
 
     def run(self, command: list[str], given: dict[str, str], folder: str, cpus: int) -> Iterator[str | int]:
         """Run the entrypoint; yield each line that it prints, and its exit code."""
+        if self.stopped:
+            yield TERMINATED
+            return
         by_ray = ("OMP_NUM_THREADS", str(cpus))  # though all ranks of the node share these CPUs
         environ = dict(pair for pair in os.environ.items() if pair != by_ray)
         unused = len(os.sched_getaffinity(0)) - cpus
@@ -53,6 +56,7 @@ class Node:
 
     def stop(self) -> None:
         """Let the entrypoint save a checkpoint and end."""
+        self.stopped = True
         if self.process:
             self.process.terminate()
 
@@ -60,13 +64,17 @@ class Node:
 def watch(name: str, values: Any) -> tuple[str, int, str]:
     """Print a node's lines; return its name, its exit code, LOST if Ray has lost it, and its last line."""
     code, last = LOST, ""
-    with suppress(RayActorError):
+    try:
         for value in map(ray.get, values):
             if isinstance(value, int):
                 code = value
             else:
                 print(f"{name}: {value}", end="", flush=True)
                 last = value.strip() or last
+    except RayTaskError as error:  # the node has no such command
+        code, last = MACHINE, str(error.cause)
+    except RayError as error:
+        last = last or str(error).splitlines()[0]
     return name, code, last
 
 
@@ -79,6 +87,8 @@ def run_job(asked: argparse.Namespace, environ: dict[str, str], nodes: list[Any]
         if not group.wait(600):
             print(f"train.py: no {asked.nodes} nodes have {bundle} within 600 s", file=sys.stderr)
             return MACHINE
+        if asked.stopping:
+            return TERMINATED
         for rank in range(asked.nodes):
             place = PlacementGroupSchedulingStrategy(group, rank)
             nodes.append(Node.options(num_cpus=asked.cpus, num_gpus=asked.gpus, scheduling_strategy=place).remote())
@@ -110,6 +120,7 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=3, help="how often it starts again (3)")
     parser.add_argument("--command", type=shlex.split, default=["entrypoint"], help="on each node (entrypoint)")
     parser.add_argument("words", nargs="+", help="what the entrypoint gets, after --")
+    parser.set_defaults(stopping=False)
     asked = parser.parse_args()
     ray.init(address="auto", log_to_driver=False)
     environ = {name: value for name, value in os.environ.items() if value and PASSED.match(name)}
@@ -117,7 +128,9 @@ def main() -> int:
     nodes: list[Any] = []
 
     def stop(*_: object) -> None:
-        asked.restarts = 0
+        if asked.stopping:  # a second signal does not wait
+            sys.exit(TERMINATED)
+        asked.stopping, asked.restarts = True, 0
         for node in nodes:
             node.stop.remote()
 

@@ -218,6 +218,12 @@ def test_components_reach_pods_of_every_kind(overlay: str) -> None:
         {key: {"cpu": "8", "memory": "16Gi", "nvidia.com/gpu": 8} for key in ("requests", "limits")}
     ] * len(kinds)
     assert kinds
+    ranks = [
+        one["spec"].get("slotsPerWorker") or one["spec"]["trainer"]["numProcPerNode"]
+        for one in found
+        if one["kind"] in ("MPIJob", "TrainJob")
+    ]
+    assert ranks == [8] * len(ranks), "a rank for each GPU"
     image = "ssh" if overlay == "mpijob" else "cuda"
     assert set(find_all(found, "image")) == {f"registry.example.org/reference-training:{image}"}
 

@@ -52,9 +52,11 @@ class Ray:
     python: str
     environ: dict[str, str]
 
-    def start(self, *words: str, cpus: int, env: dict[str, str] | None = None) -> Started:
+    def start(
+        self, *words: str, cpus: int, env: dict[str, str] | None = None, command: str = " ".join(ENTRYPOINT)
+    ) -> Started:
         """Start a job, as a user does on the first node."""
-        options = ("--nodes=2", f"--cpus={cpus}", "--gpus=1", f"--command={' '.join(ENTRYPOINT)}", "--restarts=2")
+        options = ("--nodes=2", f"--cpus={cpus}", "--gpus=1", f"--command={command}", "--restarts=2")
         file = REPOSITORY / "cluster/ray/train.py"
         return self.cluster.start("node1", self.python, file, *options, "--", *words, env=self.environ | (env or {}))
 
@@ -118,6 +120,9 @@ def test_job_fails_resumes_and_stops(two_raylets: Ray) -> None:
     assert "train.py: node " in wrong.text()
     assert " ended with 2: entrypoint: error: TRAIN_MODEL=nix: no such model." in wrong.text()
     assert "starts again" not in wrong.text()
+    missing = two_raylets.start("train", cpus=1, command="/nowhere/entrypoint")
+    assert missing.code() == 3, "no traceback of Ray's"
+    assert "/nowhere/entrypoint" in missing.text().splitlines()[-1]
 
     long = {"TRAIN_EPOCHS": "100000", "TRAIN_CHECKPOINT_EVERY": "20", "TRAIN_RUN_NAME": "job"}
     job = two_raylets.start("train", cpus=1, env=long)
