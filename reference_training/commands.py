@@ -142,7 +142,7 @@ def flags_of(data: str | os.PathLike[str] | None, settings: Mapping[str, Setting
 
 def text_of(value: Setting) -> str:
     """Return a value as the command line has it."""
-    return str(int(value)) if isinstance(value, bool) else os.fspath(value) if isinstance(value, Path) else str(value)
+    return str(int(value)) if isinstance(value, bool) else str(Path(value) if isinstance(value, os.PathLike) else value)
 
 
 def last_message(lines: list[str]) -> str:

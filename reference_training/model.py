@@ -57,8 +57,7 @@ class TrainedModel(nn.Module):
 
         Raises ValueError for an image that cannot be read, and for none.
         """
-        if isinstance(images, (str, bytes, os.PathLike)):
-            raise TypeError("images are a list: write [image] for one")
+        check_list(images)
         trained = self._predictor.trained
         view = select_transform(trained.settings, trained.shape[0]).eval_view(trained.shape)
         pixels = [decoded(number, image, trained.shape, view) for number, image in enumerate(images)]
@@ -73,8 +72,7 @@ class TrainedModel(nn.Module):
 
         Raises ValueError for an image that cannot be read, and for a `top` or `batch_size` below 1.
         """
-        if isinstance(images, (str, bytes, os.PathLike)):
-            raise TypeError("images are a list: write [image] for one")
+        check_list(images)
         if min(top, batch_size) < 1:
             raise ValueError("top and batch_size are 1 or more")
         predictor = replace(self._predictor, model=self.network, settings=PredictSettings(top=top))
@@ -91,6 +89,12 @@ class TrainedModel(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse to be pickled: its network's class may be one that no other process can import."""
         raise TypeError("a TrainedModel is not pickled: keep its run folder, and call load_model where it is used")
+
+
+def check_list(images: object) -> None:
+    """Raise TypeError for a single image in place of several."""
+    if isinstance(images, (str, bytes, os.PathLike)):
+        raise TypeError("images are a list: write [image] for one")
 
 
 def decoded(number: int, image: ImageSource, shape: tuple[int, int, int], view: View) -> Tensor:

@@ -79,10 +79,9 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     facts = inspect_dataset(asked.values)
     if trained:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
-    if trained and asked.values.reads_files:
         is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
         shape = (trained.shape[0], *facts.shape[1:]) if is_asked else trained.shape
-        facts = facts.with_shape(shape)
+        facts = facts.with_shape(shape) if asked.values.reads_files else facts
     inputs = replace(inputs, previous=previous_run(asked.values))
     at_hand = weights_at_hand(inputs.environ) if asked.values.reads_files else ()
     training, plan = with_recipe(asked, make_plan(inputs), facts, at_hand)

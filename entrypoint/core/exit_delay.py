@@ -44,9 +44,8 @@ def delay_exit() -> None:
 
     After an error in the program, print what to type, or note which collective failed.
     """
-    error = getattr(sys, "last_value", None)  # what ended the program
-    if os.environ.get(PROGRAM_VAR) != str(os.getpid()):
-        error = None
+    is_program = os.environ.get(PROGRAM_VAR) == str(os.getpid())
+    error = getattr(sys, "last_value", None) if is_program else None  # what ended the program
     with suppress(Exception):  # the program may have replaced what this imports
         if error and (text := own_import("entrypoint.rank.script_errors").advice(error)):
             print(f"entrypoint: {text}", file=sys.stderr)
