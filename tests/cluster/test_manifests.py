@@ -268,5 +268,5 @@ def test_first_pod_alone_has_the_run_folder(cluster: Cluster) -> None:
     assert [one.code() for one in started] == [75, 75], started[0].text()[-2000:]
     started = start_pods(cluster, "jobset-rwo", *folders)
     started[0].wait_for("resuming from")
-    started[0].wait_for("epoch 3/")
+    started[0].wait_for("train loss")  # of whichever epoch the first start came to
     assert not list(cluster.folder.glob("empty/*"))
