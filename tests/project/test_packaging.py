@@ -25,6 +25,7 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
     modules |= {"entrypoint/py.typed", "train/py.typed", "train/data/digits.csv.gz", "train/data/digits_license.txt"}
+    modules.add("train/report/report.html.jinja")
     modules |= {f"train/kernels/{name}" for name in ("winograd.cpp", "jpeg.cpp", "kernels.sh")}
     assert {f"reference_training/_own/{name}" for name in modules} <= names
     tops = {name.split("/")[0] for name in names} - {name for name in names if ".dist-info" in name}

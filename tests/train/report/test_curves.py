@@ -18,7 +18,7 @@ from train.report.page import plots
 lines = [
     {"kind": "step", "step": step, "epoch": step / 10, "loss": 1.0, "images_per_second": 5.0} for step in range(5)
 ]
-assert "<svg" in plots(lines)
+assert "<svg" in "".join(plots(lines))
 """
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import Entrypoint, needs_two_cores, script
-from train.report.page import stragglers_table
+from train.report.page import page_of
 from train.report.stragglers import RankTimes, StepMeter, stragglers_text, summarize
 
 # 10 s of training: so much for data, and so much of the main thread's CPU for the steps.
@@ -18,30 +19,30 @@ def times(*meters: tuple[str, StepMeter], on_cpu: bool = True) -> list[RankTimes
     return [RankTimes(rank, node, meter, on_cpu) for rank, (node, meter) in enumerate(meters)]
 
 
-def test_slowest_rank_is_the_one_that_waits_least() -> None:
+def test_slowest_rank_is_the_one_that_waits_least(tmp_path: Path) -> None:
     found = summarize(times(("a", EVEN), ("a", SLOW), ("a", EVEN)))
     assert found is not None
     assert [one["exchange_wait_ms"] for one in found["ranks"]] == [30.0, 3.2, 30.0]
     assert [one["data_ms"] for one in found["ranks"]] == [10.0] * 3
     assert (found["slowest_rank"], found["slowest_rank_cost_percent"], found["slowest_node"]) == (1, 26.8, None)
     assert stragglers_text(found) == "rank 1 on a is the slowest and costs 27 % of a step"
-    assert "costs 27 % of a step" in stragglers_table(found)
+    assert "costs 27 % of a step" in page_of(tmp_path, {"stragglers": found})
 
 
-def test_slowest_node_is_named_with_its_cost() -> None:
+def test_slowest_node_is_named_with_its_cost(tmp_path: Path) -> None:
     found = summarize(times(("a", EVEN), ("a", EVEN), ("<b>", SLOW), ("<b>", SLOW)))
     assert found is not None
     assert (found["slowest_node"], found["slowest_node_cost_percent"]) == ("<b>", 26.8)
     assert stragglers_text(found) == "node <b> is the slowest and costs 27 % of a step"
-    assert "node &lt;b&gt; is" in stragglers_table(found)
+    assert "node &lt;b&gt; is" in page_of(tmp_path, {"stragglers": found})
 
 
-def test_even_ranks_cost_nothing() -> None:
+def test_even_ranks_cost_nothing(tmp_path: Path) -> None:
     found = summarize(times(("a", EVEN), ("b", EVEN)))
     assert found is not None
     assert (found["slowest_rank_cost_percent"], found["slowest_node_cost_percent"]) == (0.0, 0.0)
     assert stragglers_text(found) == ""
-    assert "No rank is much slower" in stragglers_table(found)
+    assert "No rank is much slower" in page_of(tmp_path, {"stragglers": found})
 
 
 def test_with_gpus_only_loading_is_compared() -> None:
@@ -55,7 +56,7 @@ def test_with_gpus_only_loading_is_compared() -> None:
 @pytest.mark.parametrize("ranks", [[("a", EVEN)], [("a", EVEN), ("a", StepMeter())], []])
 def test_no_stragglers_without_steps_of_other_ranks(ranks: list[tuple[str, StepMeter]]) -> None:
     assert summarize(times(*ranks)) is None
-    assert stragglers_text(None) == stragglers_table({}) == ""
+    assert stragglers_text(None) == ""
 
 
 def test_step_meter_tells_computing_from_waiting() -> None:
