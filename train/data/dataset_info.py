@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import resolve
+from entrypoint.core.paths import exists, is_folder, resolve
 from train.child import ask_child
 from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
@@ -144,25 +144,37 @@ def count_classes(listing: ImageList) -> tuple[int, ...]:
     return tuple(counts[label] for label in range(len(listing.classes)))
 
 
+WANTED_FOLDER = {
+    "imagefolder": "the folder that holds train/ and test/",
+    "csv": "the folder that holds train.csv and test.csv",
+    "shards": "the folder that holds train/*.tar and test/*.tar",
+}
+
+
 def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[ImageList, ImageList]:
     """Return train and test as TRAIN_DATASET says where they and their classes stand.
 
     Of the folder of a split at most `limit` files are listed. Raises `UserError` for a folder or a file that cannot be
     used.
     """
-    only_test = bool(settings.evaluate)
+    only_test, data_dir = bool(settings.evaluate), settings.data_dir
+    if data_dir is None:
+        raise UserError(f"TRAIN_DATASET={settings.dataset}: needs TRAIN_DATA_DIR, {WANTED_FOLDER[settings.dataset]}")
+    if not is_folder(data_dir):
+        what = "is a file, not a folder" if exists(data_dir) else "no such folder"
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name {WANTED_FOLDER[settings.dataset]}")
     if settings.dataset == "csv":
-        return list_label_splits(settings, only_test=only_test)
+        return list_label_splits(settings, data_dir, only_test=only_test)
     if settings.dataset == "shards":
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
-        return list_shard_splits(settings.data_dir, settings.cache_dir, only_test=only_test)
-    if only_test and (cuts_val := choice_of_trained_run(settings)) is not None:
-        test = list_splits(settings.data_dir, settings.on_unreadable_image, cuts_val=cuts_val)[1]
+        return list_shard_splits(data_dir, settings.cache_dir, only_test=only_test)
+    if only_test and (cuts_val := choice_of_trained_run(settings, data_dir)) is not None:
+        test = list_splits(data_dir, settings.on_unreadable_image, cuts_val=cuts_val)[1]
         test = take_rows(test, range(len(test) if test.val_start is None else test.val_start))
         return test, test
     return list_splits(
-        settings.data_dir,
+        data_dir,
         settings.on_unreadable_image,
         only_test=only_test,
         limit=limit,
@@ -170,7 +182,7 @@ def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[Image
     )
 
 
-def choice_of_trained_run(settings: TrainSettings) -> bool | None:
+def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
     """Return whether the run to evaluate has set images of this folder apart for the choice of its checkpoint.
 
     None if it was trained on another folder, or on one that has a test/: then all of the folder is new to it.
@@ -180,8 +192,7 @@ def choice_of_trained_run(settings: TrainSettings) -> bool | None:
     except UserError:  # the loading of the weights reports it
         return None
     trained_on = origin.settings.get("data_dir")
-    folder = settings.data_dir
-    if folder is None or not isinstance(trained_on, str) or not folder.is_dir() or whole_folder(folder) is None:
+    if not isinstance(trained_on, str) or whole_folder(folder) is None:
         return None
     return not origin.settings.get("val_split") if resolve(Path(trained_on)) == resolve(folder) else None
 

@@ -67,6 +67,6 @@ def settings_for(folder: Path | None, **more: object) -> TrainSettings:
     return train_settings({"dataset": "shards", "data_dir": folder, "cache_dir": cache, **more})
 
 
-def list_both(folder: Path | None) -> tuple[ImageList, ImageList]:
+def list_both(folder: Path) -> tuple[ImageList, ImageList]:
     """Return train and test, with a cache next to their folder."""
-    return list_shard_splits(folder, folder.parent / "cache" if folder else None)
+    return list_shard_splits(folder, folder.parent / "cache")

@@ -98,7 +98,7 @@ def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[in
 
 
 @contextmanager
-def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
+def translate_folder_errors(data_dir: Path) -> Iterator[None]:
     """Convert an OSError about a folder of the data set into a `UserError` that names it."""
     try:
         yield
@@ -109,16 +109,11 @@ def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
         ) from None
 
 
-def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path]:
+def split_folders(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path]:
     """Return the folders of train and test (or val); raises `UserError` where one is missing.
 
     With `only_test`, both are the folder to evaluate: test/, val/, or the folder itself if its subfolders are classes.
     """
-    if data_dir is None:
-        raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
-    if not data_dir.is_dir():
-        what = "is a file, not a folder" if data_dir.exists() else "no such folder"
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds train/ and test/")
     train = data_dir / "train"
     test = next((data_dir / name for name in ("test", "val") if has_classes(data_dir / name)), None)
     test = test or next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
@@ -184,15 +179,13 @@ def class_names(folder: Path) -> tuple[str, ...]:
 LINK_UPWARD = "a link to a folder above it"
 
 
-def split_classes(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path, tuple[str, ...]]:
-    """Return the folders of train and test, and their classes; raises `UserError` where their classes differ."""
+def split_classes(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None, tuple[str, ...]]:
+    """Return the folders of train, test and val, if any, and their classes; raises `UserError` where these differ."""
     train, test = split_folders(data_dir, only_test=only_test)
-    classes, test_classes = class_names(train), class_names(test)
-    if classes != test_classes:
-        raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
-    if not only_test and train != test and (val := val_folder(test)) and (val_classes := class_names(val)) != classes:
-        raise classes_differ_error(data_dir, (train.name, classes), (val.name, val_classes))
-    return train, test, classes
+    val = val_folder(test) if not only_test and train != test else None
+    splits = {f"{folder.name}/": class_names(folder) for folder in (train, test, val) if folder}
+    check_same_classes(data_dir, splits)
+    return train, test, val, splits[f"{train.name}/"]
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -279,7 +272,7 @@ def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None)
 
 
 def list_splits(
-    data_dir: Path | None,
+    data_dir: Path,
     policy: str = "error",
     *,
     only_test: bool = False,
@@ -294,9 +287,9 @@ def list_splits(
     `limit` files are listed.
     """
     with translate_folder_errors(data_dir):
-        train, test, classes = split_classes(data_dir, only_test=only_test)
+        train, test, val, classes = split_classes(data_dir, only_test=only_test)
         tested = list_split(test, classes, limit)
-        if not only_test and train != test and (val := val_folder(test)):
+        if val:
             tested = append_split(tested, list_split(val, classes, limit), test.parent)
         listings = tested if train == test else list_split(train, classes, limit), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
@@ -371,16 +364,17 @@ def plain_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip().casefold()
 
 
-def classes_differ_error(
-    data_dir: Path | None, train: tuple[str, tuple[str, ...]], test: tuple[str, tuple[str, ...]]
-) -> UserError:
-    """Return the error for two splits, each a name and classes, that have different classes."""
-    differ = []
-    for (name, own), (_, other) in ((train, test), (test, train)):
-        only = sorted(set(own) - set(other))
-        if only:
-            slash = "" if name.endswith((".csv", ".txt")) else "/"
-            differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}{find_alike(only[0], other)}")
-    return UserError(
-        f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
-    )
+def check_same_classes(data_dir: Path, splits: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `UserError` if a split, or a list, has other classes than the first one."""
+    first, *others = splits
+    for other in others:
+        differ = []
+        for name, another in ((first, other), (other, first)):
+            only = sorted(set(splits[name]) - set(splits[another]))
+            if only:
+                listed = ", ".join(map(printable, only[:5]))
+                differ.append(f"only in {name}: {listed}{find_alike(only[0], splits[another])}")
+        if differ:
+            raise UserError(
+                f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
+            )

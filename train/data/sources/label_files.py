@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import TextIO
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import is_file, is_folder
+from entrypoint.core.paths import is_file
 from train.data.sources.image_file import FileList
-from train.data.sources.image_folder import ImageList, append_split, classes_differ_error, find_alike
+from train.data.sources.image_folder import ImageList, append_split, check_same_classes, find_alike
 from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target
 from train.setting_groups.data import DataSettings
 
@@ -24,15 +24,11 @@ DIVIDERS = (",", ";", "\t")
 MAX_NAME = 4096
 
 
-def label_files(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path, Path | None]:
+def label_files(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None]:
     """Return the files of train, test and val; without test.csv, val.csv is what is tested.
 
     With `only_test` the first two are the file to evaluate. Raises `UserError` where one is missing.
     """
-    if data_dir is None:
-        raise UserError("TRAIN_DATASET=csv: needs TRAIN_DATA_DIR, the folder that holds train.csv and test.csv")
-    if not is_folder(data_dir):
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: no such folder; name the one that holds train.csv")
     found = {name: data_dir / f"{name}.csv" for name in ("train", "test", "val")}
     there = {name: path for name, path in found.items() if is_file(path)}
     test = there.get("test") or there.get("val")
@@ -160,9 +156,10 @@ def names_in(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-def list_label_splits(settings: DataSettings, *, only_test: bool = False) -> tuple[ImageList, ImageList]:
+def list_label_splits(
+    settings: DataSettings, data_dir: Path, *, only_test: bool = False
+) -> tuple[ImageList, ImageList]:
     """Return train and test, with val.csv behind test.csv if there are both; raises `UserError`."""
-    data_dir = settings.data_dir
     train_file, test_file, val_file = label_files(data_dir, only_test=only_test)
     tables = {path: read_table(path, settings.task) for path in (train_file, test_file, val_file) if path}
     train_table = tables[train_file]
@@ -184,8 +181,8 @@ def list_label_splits(settings: DataSettings, *, only_test: bool = False) -> tup
     check_single_labels(classes, one_line(train_file))
     listings = {path: list_labelled(table, classes, number_of, targets) for path, table in tables.items()}
     if not targets:
-        for path, listing in listings.items():
-            check_same_classes(data_dir, listings[train_file], listing, path.name)
+        used = {path.name: sorted(set(listing.labels)) for path, listing in listings.items()}
+        check_same_classes(data_dir, {name: tuple(classes[row] for row in rows) for name, rows in used.items()})
     train, test = listings[train_file], listings[test_file]
     return train, append_split(test, listings[val_file], test.folder) if val_file else test
 
@@ -205,10 +202,3 @@ def class_numbers(classes: tuple[str, ...]) -> Callable[[list[str], str], int]:
 def target_numbers(settings: DataSettings, targets: Targets) -> Callable[[list[str], str], int]:
     """Return what numbers the targets of images; it raises `UserError` for cells that hold none."""
     return lambda cells, where: targets.number_of(read_target(settings, targets.names, cells, where))
-
-
-def check_same_classes(data_dir: Path | None, train: ImageList, other: ImageList, name: str) -> None:
-    """Raise `UserError` if a split has no image of a class."""
-    there = tuple(train.classes[label] for label in sorted(set(other.labels)))
-    if there != train.classes:
-        raise classes_differ_error(data_dir, ("train.csv", train.classes), (name, there))

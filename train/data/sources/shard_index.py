@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from entrypoint.core.atomic_files import atomic_open, checksum_trailer, verify_checksum
 from entrypoint.core.console import log
@@ -17,7 +16,7 @@ from entrypoint.core.errors import UserError, first_line, one_line
 from train.checkpoint.metadata import read_bytes
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_file import FileList, Shard, TarMember
-from train.data.sources.tar_headers import MAX_LABEL, read_shard
+from train.data.sources.tar_headers import read_shard
 from train.lock_file import folder_lock
 
 # Part of every index. Increase it when what is read from headers changes.
@@ -138,7 +137,6 @@ def read_index(place: Path, folder: Path, shards: Sequence[Path]) -> Index | Non
         now = [shard_state(path) for path in shards]
         if saved.version != VERSION or saved.states != tuple((one.size, one.mtime_ns, one.ctime_ns) for one in now):
             return None
-        check_buffers(saved)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -151,19 +149,3 @@ def read_index(place: Path, folder: Path, shards: Sequence[Path]) -> Index | Non
     labels = array("q")
     labels.frombytes(saved.labels)
     return files, labels
-
-
-def check_buffers(saved: SavedIndex) -> None:
-    """Raise `ValueError` for an index that points outside of the shards, or contradicts itself."""
-    ends, numbers, offsets, sizes, labels = (
-        np.frombuffer(getattr(saved, name), np.int64) for name in (*BUFFERS, "labels")
-    )
-    if not len(ends) or {len(one) for one in (numbers, offsets, sizes, labels)} != {len(ends)}:
-        raise ValueError("its parts differ in length")
-    if min(np.diff(ends, prepend=0).min(), numbers.min(), offsets.min(), sizes.min(), labels.min()) < 0:
-        raise ValueError("it has a number below 0")
-    if ends[-1] != len(saved.names) or numbers.max() >= len(saved.states) or labels.max() > MAX_LABEL:
-        raise ValueError("it has a number that is too large")
-    lengths = np.array([size for size, _, _ in saved.states])
-    if (offsets > lengths[numbers] - sizes).any():
-        raise ValueError("an image ends behind its shard")

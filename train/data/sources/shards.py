@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Iterable
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import exists, is_file, is_folder, read_regular
+from entrypoint.core.paths import exists, is_folder, read_regular
 from train.data.sources.image_folder import (
     ImageList,
     append_split,
-    classes_differ_error,
+    check_same_classes,
     translate_folder_errors,
     what_is_there,
     why_no_file,
 )
 from train.data.sources.shard_index import Index, load_index
-from train.data.sources.tar_headers import NO_RANDOM_READ, ShardError
+from train.data.sources.tar_headers import ShardError
 
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
@@ -30,17 +29,12 @@ NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-
 
 
 def list_shard_splits(
-    data_dir: Path | None, cache_dir: Path | None, *, only_test: bool = False
+    data_dir: Path, cache_dir: Path | None, *, only_test: bool = False
 ) -> tuple[ImageList, ImageList]:
     """Return train and test, with val behind test if there are both; raises `UserError`.
 
     With `only_test` both are the shards to evaluate: test, or val, or all shards of a folder without splits.
     """
-    if data_dir is None:
-        raise UserError("TRAIN_DATASET=shards: needs TRAIN_DATA_DIR, the folder that holds train/*.tar and test/*.tar")
-    if not is_folder(data_dir):
-        what = "is a file, not a folder" if is_file(data_dir) else "no such folder"
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds the shards")
     with translate_folder_errors(data_dir):
         shards = find_test(data_dir) if only_test else find_splits(data_dir)
         names = read_classes(data_dir)
@@ -50,7 +44,8 @@ def list_shard_splits(
             raise shard_error(data_dir, error) from None
     splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
     if not only_test:
-        check_same_classes(data_dir, {split: one.classes for split, one in splits.items()}, names)
+        listed = {f"{split}/": one.classes for split, one in splits.items()} | ({CLASSES_FILE: names} if names else {})
+        check_same_classes(data_dir, listed)
     if "train" not in splits:
         return splits["test"], splits["test"]
     test = splits["test"]
@@ -73,14 +68,6 @@ def named_classes(data_dir: Path, index: Index, names: tuple[str, ...]) -> Image
     classes = tuple(names[number] if names else str(number) for number in present)
     rows = {number: row for row, number in enumerate(present)}
     return ImageList(data_dir, classes, files, array("q", map(rows.__getitem__, labels)))
-
-
-def check_same_classes(data_dir: Path, splits: dict[str, tuple[str, ...]], names: tuple[str, ...]) -> None:
-    """Raise `UserError` if a split, or classes.txt, has other classes than train."""
-    train = splits["train"]
-    for name, classes in {**splits, CLASSES_FILE: names or train}.items():
-        if classes != train:
-            raise classes_differ_error(data_dir, ("train", train), (name, classes))
 
 
 def read_classes(data_dir: Path) -> tuple[str, ...]:
@@ -117,8 +104,6 @@ def find_splits(data_dir: Path) -> dict[str, list[Path]]:
         )
     if "test" not in splits:
         splits = {"train": splits["train"], "test": splits["val"]}
-    for shards in splits.values():
-        refuse_compressed(data_dir, shards)
     return splits
 
 
@@ -128,7 +113,6 @@ def find_test(data_dir: Path) -> dict[str, list[Path]]:
     shards = splits.get("test") or splits.get("val") or shards_in(data_dir)
     if not shards:
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; it needs *.tar to evaluate.")
-    refuse_compressed(data_dir, shards)
     return {"test": shards}
 
 
@@ -168,13 +152,6 @@ def decompressed_name(name: str) -> str:
     """Return the name that a compressed shard has once it is decompressed."""
     ending = next((one for one in COMPRESSED_ENDINGS if name.lower().endswith(one)), "")
     return f"{name[: len(name) - len(ending)]}.tar"
-
-
-def refuse_compressed(data_dir: Path, shards: Iterable[Path]) -> None:
-    """Raise `UserError` for a shard whose name says that it is compressed."""
-    for path in shards:
-        if path.name.lower().endswith(COMPRESSED_ENDINGS):
-            raise shard_error(data_dir, ShardError(f"is compressed, {NO_RANDOM_READ}", path))
 
 
 def shard_error(data_dir: Path, error: ShardError) -> UserError:

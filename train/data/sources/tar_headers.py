@@ -27,7 +27,13 @@ LABEL = re.compile(rb"\s*(\d{1,9})\s*", re.ASCII)
 # As many digits as `LABEL` takes.
 MAX_LABEL = 10**9 - 1
 MAX_CLS_BYTES, MAX_JSON_BYTES = 64, 16 << 20
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 READ_BYTES = 1 << 20
 
 

@@ -14,8 +14,7 @@ from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.train.data.shard_files import image_bytes, list_both, samples, settings_for, write_tar
 from tests.train.given import imagefolder
-from train.data.dataset_info import inspect_dataset
-from train.data.sources.shards import list_shard_splits
+from train.data.dataset_info import inspect_dataset, list_files
 
 
 def empty_train(folder: Path) -> None:
@@ -53,7 +52,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "compressed": (
         compress,
-        "packed: train/train-000000.tar.gz is compressed, so no image can be read by itself. Decompress it to a",
+        "packed: train/train-000000.tar.gz is compressed by gzip, so no image can be read by itself. Decompress it",
     ),
     "link to nothing": (
         lambda folder: (folder / "train/x.tar").symlink_to("nowhere"),
@@ -110,7 +109,7 @@ def test_folder_must_be_named_and_there(tmp_path: Path) -> None:
         (Path(__file__), "a file"),
     ):
         with pytest.raises(UserError, match=said):
-            list_shard_splits(folder, tmp_path / "cache")
+            list_files(settings_for(folder))
 
 
 @pytest.mark.launch

@@ -14,7 +14,7 @@ from entrypoint.core.errors import UserError
 from tests.conftest import paint
 from tests.denied_folders import deny, deny_listing
 from tests.factories import train_settings
-from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.sources.image_folder import list_splits
 from train.settings import TrainSettings
@@ -75,17 +75,17 @@ def break_folder(image_folder: Path, how: str) -> Path:
 )
 def test_list_splits_unusable_folder_raises(image_folder: Path, how: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
-        list_splits(break_folder(image_folder, how))
+        list_files(imagefolder(break_folder(image_folder, how)))
     assert error.value.code == 2
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_list_splits_without_folder_raises() -> None:
+def test_list_files_without_folder_raises() -> None:
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
-        list_splits(None)
+        list_files(imagefolder(None))
 
 
-def imagefolder(folder: Path, **settings: object) -> TrainSettings:
+def imagefolder(folder: Path | None, **settings: object) -> TrainSettings:
     return train_settings({"dataset": "imagefolder", "data_dir": folder, **settings})
 
 

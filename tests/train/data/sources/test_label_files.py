@@ -12,9 +12,8 @@ from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.factories import train_settings
 from tests.train.given import imagefolder
-from train.data.dataset_info import inspect_dataset
+from train.data.dataset_info import inspect_dataset, list_files
 from train.data.sources.image_folder import list_splits
-from train.data.sources.label_files import list_label_splits
 from train.settings import TrainSettings
 
 
@@ -36,7 +35,7 @@ def labelled(image_folder: Path) -> Path:
 
 
 def test_listed_files_have_their_labels(labelled: Path) -> None:
-    train, test = list_label_splits(csv_settings(labelled))
+    train, test = list_files(csv_settings(labelled))
     assert (len(train), len(test), train.classes) == (24, 12, ("class0", "class1", "class2"))
     assert [list(listing.files) for listing in (train, test)] == [list(one.files) for one in list_splits(labelled)]
     for row, label in enumerate(train.labels):
@@ -52,7 +51,7 @@ def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
     lines = ['1,"a, b.jpg", x ', "2,./train/class1/000.jpg,y"]
     for split in ("train", "test"):
         write_csv(labelled, split, lines, "\ufeffid, file ,label")
-    train, _ = list_label_splits(csv_settings(labelled))
+    train, _ = list_files(csv_settings(labelled))
     assert [path.name for path in train.files] == ["a, b.jpg", "000.jpg"]
     assert train.classes == ("x", "y")
 
@@ -74,17 +73,17 @@ def test_lists_of_spreadsheets_are_read(labelled: Path, divider: str, head: str,
             rows = [[file.replace("/", "\\"), label] for file, label in rows]
         lines = [head, *(divider.join(row) for row in rows), divider * 2, divider]
         (labelled / f"{split}.csv").write_bytes("\r\n".join(lines).encode(encoding))
-    train, test = list_label_splits(csv_settings(labelled))
+    train, test = list_files(csv_settings(labelled))
     assert [list(listing.files) for listing in (train, test)] == [list(one.files) for one in list_splits(labelled)]
     assert train.classes == ("class0", "class1", "class2")
 
 
 def test_val_file_chooses(labelled: Path) -> None:
     shutil.copy(labelled / "test.csv", labelled / "val.csv")
-    _, test = list_label_splits(csv_settings(labelled))
+    _, test = list_files(csv_settings(labelled))
     assert (len(test), test.val_start) == (24, 12)
     (labelled / "test.csv").unlink()
-    _, test = list_label_splits(csv_settings(labelled))
+    _, test = list_files(csv_settings(labelled))
     assert (len(test), test.val_start) == (12, None)
 
 
@@ -111,7 +110,7 @@ def test_val_file_chooses(labelled: Path) -> None:
 )
 def test_wrong_file_is_one_line(labelled: Path, lines: list[str], head: str, said: str) -> None:
     write_csv(labelled, "train", lines, head)
-    for look in (list_label_splits, inspect_dataset):
+    for look in (list_files, inspect_dataset):
         with pytest.raises(UserError) as caught:
             look(csv_settings(labelled))
         assert said in str(caught.value)
@@ -122,10 +121,10 @@ def test_classes_of_the_splits_must_be_the_same(labelled: Path) -> None:
     lines = (labelled / "test.csv").read_text().splitlines()
     write_csv(labelled, "test", [*lines[1:], "train.csv,zebra"])
     with pytest.raises(UserError, match=r"test\.csv, line 14: zebra is no class of train\.csv"):
-        list_label_splits(csv_settings(labelled))
+        list_files(csv_settings(labelled))
     write_csv(labelled, "test", [line for line in lines[1:] if "class1" not in line])
     with pytest.raises(UserError, match=r"classes differ, only in train\.csv: class1"):
-        list_label_splits(csv_settings(labelled))
+        list_files(csv_settings(labelled))
 
 
 @pytest.mark.parametrize("names", [(), ("train.csv",), ("test.csv",)])
@@ -133,9 +132,9 @@ def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text("file,label\n")
     with pytest.raises(UserError, match=r"needs train\.csv and test\.csv \(or val\.csv\), and has"):
-        list_label_splits(csv_settings(tmp_path))
+        list_files(csv_settings(tmp_path))
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
-        list_label_splits(csv_settings(None))
+        list_files(csv_settings(None))
 
 
 @pytest.mark.launch
@@ -166,7 +165,7 @@ def test_several_labels_become_rows_of_targets(labelled: Path, head: str, cells:
             for path, cell in zip(paths, cells, strict=True)
         ]
         write_csv(labelled, split, rows, head)
-    train, test = list_label_splits(csv_settings(labelled, task="multilabel", **settings))
+    train, test = list_files(csv_settings(labelled, task="multilabel", **settings))
     assert train.classes == ("a", "b")
     assert list(train.labels) == list(test.labels) == [0, 1, 0, 2]
     assert list(train.targets.values) == [1, 1, 0, 0, 0, 1]
@@ -178,7 +177,7 @@ def test_numbers_become_rows_of_targets(labelled: Path) -> None:
     for split, shift in (("train", 0), ("test", 1)):
         paths = sorted(path.relative_to(labelled) for path in (labelled / split).rglob("*.*"))[:3]
         write_csv(labelled, split, [f"{path},{row + shift},-1e3" for row, path in enumerate(paths)], "file,age,size")
-    train, test = list_label_splits(csv_settings(labelled, task="regress"))
+    train, test = list_files(csv_settings(labelled, task="regress"))
     assert train.classes == ("age", "size")
     assert list(train.targets.values) == [0, -1000, 1, -1000, 2, -1000, 3, -1000]
     assert (list(train.labels), list(test.labels)) == ([0, 1, 2], [1, 2, 3])
@@ -205,7 +204,7 @@ def test_wrong_target_is_one_line(labelled: Path, task: str, head: str, cell: st
     elif task == "regress":
         write_csv(labelled, "train", ["train/class0/000.jpg,1"], head)
     with pytest.raises(UserError) as caught:
-        list_label_splits(csv_settings(labelled, task=task))
+        list_files(csv_settings(labelled, task=task))
     assert said in str(caught.value)
 
 
@@ -223,10 +222,10 @@ def test_label_that_looks_like_several_is_refused(labelled: Path, labels: list[s
         paths = sorted(path.relative_to(labelled) for path in (labelled / split).rglob("*.*"))
         write_csv(labelled, split, [f"{path},{label}" for path, label in zip(paths, labels, strict=False)])
     if divider is None:
-        assert len(list_label_splits(csv_settings(labelled))[0].classes) == len(labels)
+        assert len(list_files(csv_settings(labelled))[0].classes) == len(labels)
         return
     with pytest.raises(UserError, match="looks like several labels") as caught:
-        list_label_splits(csv_settings(labelled))
+        list_files(csv_settings(labelled))
     assert f"TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider}'" in str(caught.value)
 
 
@@ -238,11 +237,11 @@ def test_labels_that_a_separator_hides_are_refused(labelled: Path, cells: list[s
     for split in ("train", "test"):
         write_csv(labelled, split, [f"{path},{cell}" for path, cell in zip(paths, cells, strict=False)])
     with pytest.raises(UserError, match=re.escape(said)):
-        list_label_splits(csv_settings(labelled, task="multilabel"))
+        list_files(csv_settings(labelled, task="multilabel"))
 
 
 def test_columns_in_another_order_are_refused(labelled: Path) -> None:
     for split, head in (("train", "file,a,b"), ("test", "file,b,a")):
         write_csv(labelled, split, [f"{split}/class0/000.jpg,1,0"], head)
     with pytest.raises(UserError, match=r"test\.csv: its first line names other columns than train\.csv"):
-        list_label_splits(csv_settings(labelled, task="multilabel"))
+        list_files(csv_settings(labelled, task="multilabel"))

@@ -89,17 +89,13 @@ def sealed(content: bytes) -> bytes:
 
 
 def rebuilt(change: Callable[[SavedIndex], dict[str, object]]) -> Callable[[bytes], bytes]:
-    """Return what changes an index and gives it the right checksum, as a forger would."""
+    """Return what changes an index and gives it the right checksum, as another version writes it."""
 
     def forge(data: bytes) -> bytes:
         saved = msgspec.msgpack.decode(data[: -len(checksum_trailer(b""))], type=SavedIndex)
         return sealed(msgspec.msgpack.encode(msgspec.structs.replace(saved, **change(saved))))
 
     return forge
-
-
-def integers(*values: int) -> bytes:
-    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +107,6 @@ def integers(*values: int) -> bytes:
         lambda _: b"",
         lambda _: sealed(b"cposix\nsystem\n(S'touch forged'\ntR."),
         lambda _: sealed(b"\x91" * 100_000),
-        rebuilt(lambda saved: {"labels": saved.labels[:-8]}),
-        rebuilt(lambda saved: {"labels": saved.labels[:-1]}),
-        rebuilt(lambda _: {"labels": integers(0, 1, 2, -1, 1)}),
-        rebuilt(lambda _: {"labels": integers(0, 1, 2, 2**62, 1)}),
-        rebuilt(lambda _: {"numbers": integers(0, 0, 0, 1, 2)}),
-        rebuilt(lambda _: {"offsets": integers(0, 0, 0, 0, 2**62)}),
-        rebuilt(lambda _: {"sizes": integers(9, 9, 9, 9, 2**62)}),
-        rebuilt(lambda _: {"sizes": integers(9, 9, 9, 9, 2**63 - 1), "offsets": integers(9, 9, 9, 9, 2**63 - 1)}),
-        rebuilt(lambda _: {"ends": integers(1, 2, 3, 4, 5)}),
-        rebuilt(lambda saved: {"names": saved.names + b"x"}),
-        rebuilt(lambda _: dict.fromkeys(("ends", "numbers", "offsets", "sizes", "labels"), b"")),
     ],
 )  # fmt: skip
 def test_damaged_index_is_made_again(
