@@ -64,8 +64,8 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
     would_reserve = 0 < 2 * loaded.busy_cpus <= len(loaded.machine.cpus)
     if not would_reserve or settings.values.reserve_cpus != "auto":
         return loaded
-    busy = min(busy, sample_busy_cpus(AGAIN_S))  # a burst must not cost a run its cores
-    return replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
+    # A burst must not cost a run its cores. Meanwhile this process needs no CPU that another one would wait for.
+    return replace(inputs, machine=replace(inputs.machine, busy_cpus=sample_busy_cpus(AGAIN_S)))
 
 
 def detect_plan_inputs(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-
-from msgspec import Struct
+from collections.abc import Sequence
+from traceback import FrameSummary, StackSummary, walk_tb
 
 # Messages of Gloo and its sockets when a collective fails. Gloo has no exception class of its own.
 COLLECTIVE_ERROR = re.compile(
@@ -31,14 +29,6 @@ BACKWARD_FILE = "/torch/autograd/graph.py"
 LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
 
 
-class Frame(Struct, frozen=True):
-    """A function call of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-
 def is_collective_error(error: BaseException) -> bool:
     """Return whether an error comes from a collective."""
     return isinstance(error, RuntimeError) and (
@@ -46,50 +36,43 @@ def is_collective_error(error: BaseException) -> bool:
     )
 
 
-def collective_of(frames: Sequence[Frame]) -> str:
+def collective_of(frames: Sequence[FrameSummary]) -> str:
     """Return the collective that a stack is in, innermost frame first, empty if it shows none.
 
     DDP exchanges gradients in the backward pass.
     """
-    if calls := [frame.function for frame in frames if frame.file.endswith(COLLECTIVES_FILE)]:
+    if calls := [frame.name for frame in frames if frame.filename.endswith(COLLECTIVES_FILE)]:
         return calls[-1]
-    if any(frame.function == WAITING_FUNCTION for frame in frames):
+    if any(frame.name == WAITING_FUNCTION for frame in frames):
         return "an exchange"
-    return "the backward pass" if any(frame.file.endswith(BACKWARD_FILE) for frame in frames) else ""
+    return "the backward pass" if any(frame.filename.endswith(BACKWARD_FILE) for frame in frames) else ""
 
 
-def place_of(frames: Sequence[Frame]) -> str:
+def place_of(frames: Sequence[FrameSummary]) -> str:
     """Return where a stack is in the user's own program, innermost frame first: `x.py:12 in main`."""
-    own = (frame for frame in frames if not any(folder in frame.file for folder in LIBRARIES))
+    own = (frame for frame in frames if not any(folder in frame.filename for folder in LIBRARIES))
     frame = next(own, frames[0] if frames else None)
     if frame is None:
         return "an unknown place"
-    function = "" if frame.function == "<module>" else f" in {frame.function}"
-    return f"{frame.file}:{frame.line}{function}"
+    function = "" if frame.name == "<module>" else f" in {frame.name}"
+    return f"{frame.filename}:{frame.lineno}{function}"
 
 
-def frames_of(traceback: TracebackType | None) -> list[Frame]:
-    """Return the frames of a traceback, innermost first."""
-
-    def walk(at: TracebackType | None) -> Iterator[Frame]:
-        while at:
-            code = at.tb_frame.f_code
-            yield Frame(code.co_filename, at.tb_lineno, code.co_name)
-            at = at.tb_next
-
-    return list(walk(traceback))[::-1]
+def frames_of(error: BaseException) -> list[FrameSummary]:
+    """Return the frames of an error's traceback, innermost first."""
+    return StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)[::-1]
 
 
 def lost_collective(error: BaseException) -> dict[str, str]:
     """Return which collective failed, where it was called, and whether that took too long."""
-    frames = frames_of(error.__traceback__)
+    frames = frames_of(error)
     how = "timeout" if TIMEOUT.search(str(error)) else "failure"
     return {"called": collective_of(frames) or "a collective", "place": place_of(frames), "how": how}
 
 
 def note_collective_error(error: BaseException) -> None:
     """Note in this rank's error file that a collective ended its program, for the launcher to name the cause."""
-    files = [frame.file for frame in frames_of(error.__traceback__)]
+    files = [frame.filename for frame in frames_of(error)]
     # A download may say `connection refused` too.
     in_torch = type(error).__name__ in ERROR_CLASSES or any(part in file for file in files for part in DISTRIBUTED)
     if not is_collective_error(error) or not (in_torch or GLOO_PLACE.match(str(error))):

@@ -19,19 +19,13 @@ import time
 from contextlib import suppress
 from types import ModuleType
 
+from reference_training.own_modules import own_modules
+
 
 def own_import(name: str) -> ModuleType:
     """Import a module of this project where its packages have the user's names, and leave no name behind."""
-    project = __file__.rpartition("/entrypoint/")[0]
-    theirs = {found: sys.modules.pop(found) for found in list(sys.modules) if found.split(".")[0] == "entrypoint"}
-    sys.path.insert(0, project)
-    try:
+    with own_modules():
         return importlib.import_module(name)
-    finally:
-        sys.path.remove(project)
-        for added in [found for found in sys.modules if found.split(".")[0] == "entrypoint"]:
-            del sys.modules[added]
-        sys.modules.update(theirs)
 
 
 EXIT_DELAY_S = 0.1

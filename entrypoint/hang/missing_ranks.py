@@ -46,7 +46,7 @@ def locate(process: int) -> Whereabouts:
         place=place,
         collective=collective,
         stacks=stacks,
-        is_exiting=any(frame.function == EXIT_FUNCTION for frame in frames),
+        is_exiting=any(frame.name == EXIT_FUNCTION for frame in frames),
     )
 
 

@@ -8,8 +8,8 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from traceback import FrameSummary
 
-from entrypoint.core.collective_error import Frame
 from entrypoint.core.errors import one_line
 from entrypoint.core.signals import signal_sender
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
@@ -115,9 +115,10 @@ def stacks_text(title: str, stacks: str) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines if line)])
 
 
-def main_thread_frames(stacks: str) -> list[Frame]:
+def main_thread_frames(stacks: str) -> list[FrameSummary]:
     """Return the frames of the main thread, innermost first; it is the oldest, and so the last one of the text."""
     block = stacks.rstrip().rpartition("\n\n")[2]
     return [
-        Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in FRAME.findall(block)
+        FrameSummary(file, int(line) if line.isdecimal() else 0, function, lookup_line=False)
+        for file, line, function in FRAME.findall(block)
     ]

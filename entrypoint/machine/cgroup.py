@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
-
 from entrypoint.machine.cpu_topology import read_number
 from entrypoint.machine.procfs import read_lines
 
@@ -14,29 +12,15 @@ from entrypoint.machine.procfs import read_lines
 NO_LIMIT_BYTES = 1 << 50
 
 
-class Limits(Struct, frozen=True):
-    """The tightest limits of all levels: CPUs (fractional) and bytes, None if unlimited."""
+def read_limits(root: Path) -> tuple[float | None, int | None]:
+    """Return the CPUs (fractional) and bytes that all hierarchies in /proc/self/cgroup allow, None if unlimited.
 
-    cpus: float | None
-    memory_bytes: int | None
-
-
-def read_limits(root: Path) -> Limits:
-    """Return the tightest limits of all levels of all hierarchies in /proc/self/cgroup.
-
-    Source: kernel docs, admin-guide/cgroup-v2.rst (cpu.max, memory.max) and cgroup-v1 (cpu.cfs_quota_us,
-    memory.limit_in_bytes). A container that sees only its own subtree shows its path as `/`.
+    The tightest level counts. Source: kernel docs, admin-guide/cgroup-v2.rst (cpu.max, memory.max) and cgroup-v1
+    (cpu.cfs_quota_us, memory.limit_in_bytes). A container that sees only its own subtree shows its path as `/`.
     """
-    cpus: list[float] = []
-    memory: list[int] = []
-    for folder in iter_cgroup_dirs(root):
-        quota = v2_quota(folder) or v1_quota(folder)
-        if quota:
-            cpus.append(quota)
-        limit = memory_limit(folder)
-        if limit:
-            memory.append(limit)
-    return Limits(min(cpus, default=None), min(memory, default=None))
+    folders = list(iter_cgroup_dirs(root))
+    cpus = filter(None, (v2_quota(folder) or v1_quota(folder) for folder in folders))
+    return min(cpus, default=None), min(filter(None, map(memory_limit, folders)), default=None)
 
 
 def iter_cgroup_dirs(root: Path) -> Iterator[Path]:

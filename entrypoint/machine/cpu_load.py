@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-STAT_PATH, LOADAVG_PATH, TASKS_PATH = Path("/proc/stat"), Path("/proc/loadavg"), Path("/proc/self/task")
+STAT_PATH, TASKS_PATH = Path("/proc/stat"), Path("/proc/self/task")
 # Long enough to resolve a tenth of a CPU with the kernel's 10 ms ticks.
 SAMPLE_S = 0.2
 # Columns of unused time in a CPU's line: idle, iowait (kernel docs, filesystems/proc.rst).
@@ -19,8 +19,6 @@ IDLE_COLUMNS = (3, 4)
 STEAL_COLUMN = 7
 # The share of a one-minute-old load in the kernel's one-minute average.
 MIN_LOAD_SHARE = 0.6
-# If fewer CPUs than this were idle, all count as in use.
-IDLE_SLACK = 0.1
 # Smaller loads come from background tasks.
 MIN_REPORTED = 0.2
 
@@ -68,38 +66,17 @@ def busy_cpus_note(samples: Sequence[float]) -> str:
 
 
 class LoadSample(Struct, frozen=True):
-    """The start of a sample: the clock, this process's CPU time, and the kernel's counters.
-
-    `load` is the one-minute load average. `running` is the current number of running or waiting tasks.
-    """
+    """The start of a sample: the clock, this process's CPU time, and the kernel's counters."""
 
     clock_s: float
     own_s: float
     used: Mapping[int, tuple[int, int]]
-    load: float
-    running: int
 
 
-def take_sample(load: Path = LOADAVG_PATH) -> LoadSample:
+def take_sample() -> LoadSample:
     """Start a sample during which this process works too."""
-    cpus = frozenset(os.sched_getaffinity(0))
-    load_average, running = read_load(load)
-    return LoadSample(
-        clock_s=time.monotonic(),
-        own_s=own_cpu_seconds(),
-        used=read_cpu_ticks(cpus, unused=(*IDLE_COLUMNS, STEAL_COLUMN)),
-        load=load_average,
-        running=running,
-    )
-
-
-def read_load(load: Path) -> tuple[float, int]:
-    """Return the one-minute load and the number of runnable tasks (proc_loadavg(5)), or zeros if /proc is hidden."""
-    try:
-        words = load.read_text().split()
-        return float(words[0]), int(words[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0, 0
+    used = read_cpu_ticks(frozenset(os.sched_getaffinity(0)), unused=(*IDLE_COLUMNS, STEAL_COLUMN))
+    return LoadSample(time.monotonic(), own_cpu_seconds(), used)
 
 
 def own_cpu_seconds() -> float:
@@ -122,17 +99,15 @@ def read_run_delays(tasks: Path = TASKS_PATH, thread: str = "*") -> dict[str, in
     return delays
 
 
-def other_busy_cpus(before: LoadSample, load: Path = LOADAVG_PATH) -> float:
+def other_busy_cpus(before: LoadSample) -> float:
     """Return how many of this process's CPUs other processes keep busy, 0 if the kernel does not count them.
 
-    If no CPU was idle, waiting processes count too. The load counts only if the one-minute average confirms it, so
-    that processes that just exited or just started are ignored.
+    The load counts only if the one-minute average (getloadavg(3)) confirms it, so that processes that just exited or
+    just started are ignored.
     """
-    now = take_sample(load)
-    span_s = now.clock_s - before.clock_s
+    now = take_sample()
     used = busy_cpus_between(before.used, now.used)
-    others = used - (now.own_s - before.own_s) / span_s if span_s > 0 else 0.0
-    if used > len(now.used) - IDLE_SLACK:
-        others = max(others, min(before.running, now.running) - 1)
-    others = min(others, len(now.used))  # waiting tasks may add up to more than the CPUs
-    return round(max(0.0, others), 2) if now.load >= MIN_LOAD_SHARE * others else 0.0
+    others = used - (now.own_s - before.own_s) / (now.clock_s - before.clock_s)
+    with suppress(OSError):  # /proc is hidden
+        return round(max(0.0, others), 2) if os.getloadavg()[0] >= MIN_LOAD_SHARE * others else 0.0
+    return 0.0

@@ -69,7 +69,7 @@ def detect_machine(
     """
     mask = frozenset(os.sched_getaffinity(0)) if affinity is None else affinity
     topology = read_topology(root, mask)
-    limits = read_limits(root)
+    quota_cpus, limit_bytes = read_limits(root)
     gpus, driver = read_gpus(root, nvml=nvml)
     prefix = root / environment.relative_to("/")
     cpu = read_cpuinfo(root)
@@ -81,8 +81,8 @@ def detect_machine(
         cpu_vendor=cpu.get("vendor_id", ""),
         cpus=topology.cpus,
         online_cpus=topology.online_cpus,
-        quota_cpus=limits.cpus,
-        memory_bytes=min(total, limits.memory_bytes) if limits.memory_bytes else total,
+        quota_cpus=quota_cpus,
+        memory_bytes=min(total, limit_bytes) if limit_bytes else total,
         gpus=gpus,
         libraries=read_libraries(root, prefix),
         assumptions=topology.assumptions,

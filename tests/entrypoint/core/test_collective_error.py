@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from traceback import FrameSummary as Frame
 
 import pytest
 
 from entrypoint.core.collective_error import (
-    Frame,
     collective_of,
     frames_of,
     is_collective_error,
@@ -72,8 +72,8 @@ def test_noted_error_is_for_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not file.exists()
     note_collective_error(caught)
     extra = json.loads(file.read_text())["message"]["extraInfo"]
-    (frame,) = frames_of(caught.__traceback__)
-    place = f"{__file__}:{frame.line} in test_noted_error_is_for_launcher"
+    (frame,) = frames_of(caught)
+    place = f"{__file__}:{frame.lineno} in test_noted_error_is_for_launcher"
     assert extra["collective"] == {"called": "a collective", "place": place, "how": "timeout"}
     assert extra["lost_peer"]
     file.write_text("the program's own")

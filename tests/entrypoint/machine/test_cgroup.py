@@ -75,5 +75,4 @@ def test_read_limits_returns_tightest_level(tmp_path: Path, name: str) -> None:
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n" if not text.endswith("\n") else text)
-    limits = read_limits(tmp_path)
-    assert (limits.cpus, limits.memory_bytes) == (cpus, memory)
+    assert read_limits(tmp_path) == (cpus, memory)
