@@ -57,8 +57,7 @@ def trial_key(plan: Plan, inputs: PlanInputs) -> str:
 def read_speedup(path: Path) -> float | None:
     """Return the measurement in a file; None for no file, and for one that says nothing or may be another user's."""
     try:
-        text, not_used = read_owned(path)
-        value = float(json.loads(text)[SPEEDUP_KEY]) if not not_used else math.nan
+        value = float(json.loads(read_owned(path))[SPEEDUP_KEY])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return value if FAILED <= value < math.inf else None

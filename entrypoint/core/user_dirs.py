@@ -13,45 +13,23 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
-
-from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import is_folder, working_folder
+from entrypoint.core.paths import exists, is_folder, working_folder
 
 # Python's own candidates in its order (tempfile.gettempdir), then what Docker leaves writable in a read-only container.
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 SHARED_MEMORY = "/dev/shm"
-PRIVATE = "reference-training-{}"
 # Where inductor and Triton keep what they compile. Both run what they find there. Inductor's own default is a name in
 # the temporary folder that anybody can take (torch/_inductor/runtime/cache_dir_utils.py).
 COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class UserDirs(Struct, frozen=True):
-    """The state of HOME, a writable temporary folder (empty: none), and the user."""
-
-    home: Literal["usable", "read-only", "missing"] = "usable"
-    temporary: str = "/tmp"
-    python_finds_it: bool = True
-    uid: int = 0
-    named: bool = True
-
-
-def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
-    """Check the folders that the environment names, as this process's user."""
-    home = environ.get("HOME", "")
-    own = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
-    python_finds = next((folder for folder in (*own, *TEMPORARY) if is_writable(folder)), "")
-    return UserDirs(
-        home="usable" if is_writable(home) else "read-only" if home not in ("", "/") and is_folder(home) else "missing",
-        temporary=python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
-        python_finds_it=bool(python_finds),
-        uid=os.getuid(),
-        named=bool(environ.get("LOGNAME") or environ.get("USER") or user_name(os.getuid())),
-    )
+def temporary_folder(environ: Mapping[str, str]) -> str:
+    """Return a folder for temporary files, empty if this user may write to none."""
+    named = [environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    return next((folder for folder in (*named, *TEMPORARY, SHARED_MEMORY) if is_writable(folder)), "")
 
 
 def is_writable(folder: str) -> bool:
@@ -94,22 +72,19 @@ def user_name(uid: int) -> str:
     return ""
 
 
-def fallback_variables(dirs: UserDirs, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def fallback_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the fallback variables for unusable folders, each with its reason; the user's variables win."""
     fallbacks: dict[str, tuple[str, str]] = {}
-    if not dirs.named:
-        fallbacks["USER"] = (str(dirs.uid), f"user {dirs.uid} has no name here, and inductor asks for one")
-    if dirs.temporary and not dirs.python_finds_it:
-        fallbacks["TMPDIR"] = (dirs.temporary, "no other folder for temporary files can be written to")
-    if dirs.temporary and dirs.home != "usable":
-        home, folder = environ.get("HOME", ""), private_folder(dirs)
+    uid, home, temporary = os.getuid(), environ.get("HOME", ""), temporary_folder(environ)
+    if not (environ.get("LOGNAME") or environ.get("USER") or user_name(uid)):
+        fallbacks["USER"] = (str(uid), f"user {uid} has no name here, and inductor asks for one")
+    if temporary == SHARED_MEMORY:
+        fallbacks["TMPDIR"] = (temporary, "no other folder for temporary files can be written to")
+    if temporary and not is_writable(home):
+        folder = private_folder(temporary)
         why = f"HOME={printable(home)} cannot be written to" if home else "HOME is not set"
-        caches = {
-            "XDG_CACHE_HOME": f"{folder}/.cache",
-            "MPLCONFIGDIR": f"{folder}/matplotlib",
-            "TRITON_CACHE_DIR": f"{folder}/triton",
-        }
-        wanted = {"HOME": folder} if dirs.home == "missing" else caches
+        caches = {"XDG_CACHE_HOME": f"{folder}/.cache", "MPLCONFIGDIR": f"{folder}/matplotlib"}
+        wanted = caches if home not in ("", "/") and is_folder(home) else {"HOME": folder}
         fallbacks |= {name: (value, why) for name, value in wanted.items() if name == "HOME" or not environ.get(name)}
     return fallbacks
 
@@ -120,14 +95,13 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path | None:
     return Path(home, "reference-training") if home else None
 
 
-def private_folder(dirs: UserDirs) -> str:
+def private_folder(temporary: str) -> str:
     """Return the folder that replaces the home folder."""
-    return f"{dirs.temporary}/{PRIVATE.format(dirs.uid)}"
+    return f"{temporary}/reference-training-{os.getuid()}"
 
 
-def create_private_dir(dirs: UserDirs) -> None:
+def create_private_dir(folder: Path) -> None:
     """Create the private folder that replaces the home folder; raises `UserError` if another user owns it."""
-    folder = Path(private_folder(dirs))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -135,7 +109,7 @@ def create_private_dir(dirs: UserDirs) -> None:
         raise UserError(
             f"{folder}: cannot be created ({error.strerror}). Set HOME to a folder that you own.", ExitCode.MACHINE
         ) from None
-    if found.st_uid != dirs.uid or folder.is_symlink():
+    if found.st_uid != os.getuid() or folder.is_symlink():
         raise UserError(
             f"{folder}: belongs to user {found.st_uid}. Set HOME to a folder that you own.", ExitCode.MACHINE
         )
@@ -146,10 +120,9 @@ def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tupl
 
     Raises `UserError` if a folder cannot be created, or is another user's.
     """
-    dirs = read_user_dirs(environ)
-    fallbacks = fallback_variables(dirs, environ)
-    if make and any(value.startswith(private_folder(dirs)) for value, _ in fallbacks.values()):
-        create_private_dir(dirs)
+    fallbacks, private = fallback_variables(environ), private_folder(temporary_folder(environ))
+    if make and any(value.startswith(private) for value, _ in fallbacks.values()):
+        create_private_dir(Path(private))
     fallbacks |= compile_caches({**environ, **{name: value for name, (value, _) in fallbacks.items()}}, make=make)
     os.environ.update({name: value for name, (value, _) in fallbacks.items()})
     return fallbacks
@@ -167,21 +140,17 @@ def compile_caches(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple
         if make and folder and not environ.get(name):
             with suppress(OSError):  # torch says what it cannot write
                 Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder and (problem := why_not_trusted(folder)):
+        if exists(folder) and (problem := why_not_trusted(os.stat(folder))):  # noqa: PTH116
             raise UserError(
                 f"{name}={printable(folder)}: {problem}, and torch runs what it finds there. Name a folder of your own."
             )
     return {name: (folder, "") for name, folder in chosen.items() if folder and not environ.get(name)}
 
 
-def why_not_trusted(folder: str) -> str:
-    """Return who else could have put files into a folder, empty if nobody could or it is not there."""
-    try:
-        status = Path(folder).stat()
-    except OSError:
-        return ""
+def why_not_trusted(status: os.stat_result) -> str:
+    """Return who else could have written a file or put files into a folder, empty if only this user and root could."""
     if status.st_uid not in (os.getuid(), 0):
-        return f"belongs to user {user_name(status.st_uid) or status.st_uid}"
+        return f"it belongs to user {user_name(status.st_uid) or status.st_uid}"
     return "other users can write it" if status.st_mode & OTHERS_WRITE else ""
 
 

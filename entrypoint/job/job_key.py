@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -94,22 +93,17 @@ def read_secret_file(name: str) -> bytes:
     """
     setting = f"{SECRET_FILE_VAR}={printable(name)}"
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(open_regular(name), "rb") as file:
+            status, key = os.fstat(file.fileno()), file.read(MAX_KEY_BYTES)
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or "no file name"
         raise UserError(f"{setting}: cannot be read ({cause}). Name a file that all nodes read.") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{setting}: is no regular file. Name a file with a secret.")
-        if status.st_uid not in (0, os.getuid()):
-            raise UserError(f"{setting}: belongs to another user. Name a file of your own.", ExitCode.MACHINE)
-        forbidden = 0o022 if status.st_uid == 0 else 0o077
-        if status.st_mode & forbidden:
-            raise UserError(f"{setting}: other users may read or write it. Run: chmod 600 {printable(name)}")
-        return check_key(os.read(descriptor, MAX_KEY_BYTES), setting)
-    finally:
-        os.close(descriptor)
+    if status.st_uid not in (0, os.getuid()):
+        raise UserError(f"{setting}: belongs to another user. Name a file of your own.", ExitCode.MACHINE)
+    forbidden = 0o022 if status.st_uid == 0 else 0o077
+    if status.st_mode & forbidden:
+        raise UserError(f"{setting}: other users may read or write it. Run: chmod 600 {printable(name)}")
+    return check_key(key, setting)
 
 
 def write_key(path: Path) -> bytes:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_folder, open_regular
 from entrypoint.core.settings_base import rules_of
-from entrypoint.core.user_dirs import OTHERS_WRITE, user_cache_dir
+from entrypoint.core.user_dirs import user_cache_dir, why_not_trusted
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import LaunchSettings, read_launch_settings
@@ -53,7 +53,7 @@ class TunedPlan(Struct, frozen=True):
 
     variables: Mapping[str, str]
     evidence: str
-    path: Path
+    path: str = ""
     not_used: str = ""
 
 
@@ -109,8 +109,8 @@ def store_dir(inputs: PlanInputs) -> Path | None:
 def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> TunedPlan | None:
     """Return the result for this machine and program, None if there is none or another launcher starts the ranks.
 
-    A result that another user could have written is passed over, and so is one that sets what tuning does not set:
-    a variable such as LD_PRELOAD would run code of the user who wrote it.
+    A result that cannot be read or that another user could have written is passed over, and so is one that sets what
+    tuning does not set: a variable such as LD_PRELOAD would run code of the user who wrote it.
     `training` returns the trainer's settings for the key. It reads the data set, so it is not called without a folder.
     """
     folder = store_dir(inputs)
@@ -118,47 +118,34 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     path = folder / f"{machine_program_key(inputs, training())}.json"
     try:
-        text, not_used = read_owned(path)
-        if not_used:
-            return TunedPlan({}, "", path, not_used)
-        result = json.loads(text)
-        variables = {str(name): str(value) for name, value in dict(result["variables"]).items()}
-        not_used = why_not_tunable(variables)
-        return TunedPlan({} if not_used else variables, one_line(result["evidence"])[:MAX_EVIDENCE], path, not_used)
+        stored = msgspec.json.decode(read_owned(path), type=TunedPlan)
+        check_variables(stored.variables)
+        return TunedPlan(stored.variables, one_line(stored.evidence)[:MAX_EVIDENCE], str(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{one_line(path)}: cannot be read ({printable(error)}). Remove it, or set LAUNCH_TUNING_STORE=off."
-        ) from None
+    except (OSError, ValueError, RecursionError, UserError) as error:
+        return TunedPlan({}, "", str(path), printable(error))
 
 
-def read_owned(path: Path) -> tuple[str, str]:
-    """Return the text of a file, and why it is not used: empty if this user or root alone can have written it.
-
-    Raises OSError, and ValueError for what is no regular file: a FIFO would block.
-    """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+def read_owned(path: Path) -> str:
+    """Return the text of a file that this user or root alone can have written; raises OSError, and ValueError."""
+    with os.fdopen(open_regular(path, os.O_NOFOLLOW)) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        if status.st_uid not in (0, os.getuid()):
-            return "", f"it belongs to user {status.st_uid}"
-        if status.st_mode & OTHERS_WRITE:
-            return "", "other users can write it"
+        if problem := why_not_trusted(status):
+            raise ValueError(problem)
         if status.st_size > MAX_RESULT_BYTES:
             raise ValueError(f"it has {status.st_size:,} bytes")
-        return file.read(), ""
+        return file.read()
 
 
-def why_not_tunable(variables: Mapping[str, str]) -> str:
-    """Return why variables are not those of a tuning result, empty if they are."""
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise ValueError if variables are not those of a tuning result, and `UserError` if no setting takes a value."""
     for name, value in variables.items():
         if name not in TUNED_VARIABLES:
-            return f"it sets {printable(name)}, which tuning does not"
+            raise ValueError(f"it sets {printable(name)}, which tuning does not")
         if not TUNED_VALUE.fullmatch(value):
-            return f"it sets {name}={printable(value)}"
-    return ""
+            raise ValueError(f"it sets {name}={printable(value)}")
+    read_launch_settings(variables, {})
 
 
 def is_tunable(inputs: PlanInputs) -> bool:
@@ -173,20 +160,13 @@ def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str])
     """
     environ = {**tuned.variables, **inputs.environ}
     machine = replace(inputs.machine, busy_cpus=0.0)
-    try:
-        settings = read_launch_settings(environ, flags)
-    except UserError as error:
-        raise UserError(
-            f"{one_line(tuned.path)}: the tuning result cannot be used ({error}). Remove it, or set"
-            " LAUNCH_TUNING_STORE=off."
-        ) from None
-    return replace(inputs, environ=environ, settings=settings, machine=machine)
+    return replace(inputs, environ=environ, settings=read_launch_settings(environ, flags), machine=machine)
 
 
 def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
     """Return the plan with the evidence, and with the tuned decisions marked as tuned; or why they are not used."""
     if tuned.not_used:
-        note = f"{tuned.path}: a stored tuning result is not used, because {tuned.not_used}. Remove it and tune again."
+        note = f"{tuned.path}: a stored tuning result is not used ({tuned.not_used}). Remove it and tune again."
         return replace(plan, warnings=(*plan.warnings, note))
     settings = {f"{name}={value}" for name, value in tuned.variables.items()}
     decisions = tuple(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.user_dirs import OTHERS_WRITE, PRIVATE, user_cache_dir
+from entrypoint.core.user_dirs import OTHERS_WRITE, private_folder, user_cache_dir
 
 
 def cache_folder(configured: Path | None) -> Path:
@@ -22,7 +22,7 @@ def cache_folder(configured: Path | None) -> Path:
         own_cache = user_cache_dir(os.environ)
         candidates = [own_cache] if own_cache else []
         with suppress(OSError):  # no temporary folder can be written to
-            candidates.append(Path(tempfile.gettempdir(), PRIVATE.format(os.getuid())))
+            candidates.append(Path(private_folder(tempfile.gettempdir())))
     for parent in candidates:
         folder = parent / f"images-{os.getuid()}"
         try:

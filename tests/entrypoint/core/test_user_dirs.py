@@ -9,76 +9,81 @@ from types import SimpleNamespace
 
 import pytest
 
+from entrypoint.core import user_dirs
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.user_dirs import (
-    UserDirs,
     compile_caches,
     create_private_dir,
     fallback_variables,
-    read_user_dirs,
+    temporary_folder,
     why_not_writable,
 )
 
 PRIVATE = "/tmp/reference-training-7"
+# By name: what this user may write to, the environment, and what stands in.
 CASES = {
-    "nothing to do": (UserDirs(uid=7), {"HOME": "/home/me"}, {}),
-    "no home": (UserDirs("missing", uid=7), {}, {"HOME": PRIVATE}),
-    "Docker's home of a user that it does not know": (
-        UserDirs("missing", uid=7, named=False),
-        {"HOME": "/"},
-        {"HOME": PRIVATE, "USER": "7"},
-    ),
+    "nothing to do": ({"/home/me", "/tmp"}, {"HOME": "/home/me", "USER": "me"}, {}),
+    "no home": ({"/tmp"}, {"USER": "me"}, {"HOME": PRIVATE}),
+    "Docker's home of a user that it does not know": ({"/tmp"}, {"HOME": "/"}, {"HOME": PRIVATE, "USER": "7"}),
     "a home to read only": (
-        UserDirs("read-only", uid=7),
-        {"HOME": "/home/me"},
-        {
-            "XDG_CACHE_HOME": f"{PRIVATE}/.cache",
-            "MPLCONFIGDIR": f"{PRIVATE}/matplotlib",
-            "TRITON_CACHE_DIR": f"{PRIVATE}/triton",
-        },
+        {"/tmp"},
+        {"HOME": "/home/me", "USER": "me"},
+        {"XDG_CACHE_HOME": f"{PRIVATE}/.cache", "MPLCONFIGDIR": f"{PRIVATE}/matplotlib"},
     ),
     "a user's own stay": (
-        UserDirs("read-only", uid=7),
-        {"HOME": "/home/me", "XDG_CACHE_HOME": "/scratch", "MPLCONFIGDIR": "/scratch"},
-        {"TRITON_CACHE_DIR": f"{PRIVATE}/triton"},
+        {"/tmp"},
+        {"HOME": "/home/me", "USER": "me", "XDG_CACHE_HOME": "/scratch"},
+        {"MPLCONFIGDIR": f"{PRIVATE}/matplotlib"},
+    ),
+    "a folder of the user's for temporary files": (
+        {"/tmp", "/scratch"},
+        {"USER": "me", "TEMP": "/scratch"},
+        {"HOME": "/scratch/reference-training-7"},
     ),
     "a read-only container": (
-        UserDirs("missing", "/dev/shm", python_finds_it=False, uid=7),
-        {},
+        {"/dev/shm"},
+        {"LOGNAME": "me"},
         {"HOME": "/dev/shm/reference-training-7", "TMPDIR": "/dev/shm"},
     ),
-    "nowhere at all": (UserDirs("missing", "", python_finds_it=False, uid=7), {}, {}),
+    "nowhere at all": (set[str](), {"USER": "me"}, {}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fallback_variables_replace_only_unusable(name: str) -> None:
-    places, environ, expected = CASES[name]
-    instead = fallback_variables(places, environ)
+def test_fallback_variables_replace_only_unusable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writable, environ, expected = CASES[name]
+    monkeypatch.setattr(user_dirs, "is_writable", writable.__contains__)
+    monkeypatch.setattr(user_dirs, "is_folder", {"/", "/home/me"}.__contains__)
+    monkeypatch.setattr(user_dirs, "user_name", lambda _: "")
+    monkeypatch.setattr(os, "getuid", lambda: 7)
+    instead = fallback_variables(environ)
     assert {name: value for name, (value, _) in instead.items()} == expected
     assert all(why for _, why in instead.values())
 
 
-def test_read_user_dirs_of_this_process(tmp_path: Path) -> None:
-    found = read_user_dirs({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "USER": "me"})
-    assert found == UserDirs("usable", str(tmp_path), True, os.getuid(), True)
-    assert read_user_dirs({"HOME": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}).home == "missing"
-    assert read_user_dirs({"TMPDIR": str(tmp_path)}).home == "missing"
+def test_folders_of_this_process(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "USER": "me"}
+    assert temporary_folder(environ) == str(tmp_path)
+    assert fallback_variables(environ) == {}
+    home = str(tmp_path / f"reference-training-{os.getuid()}")
+    for gone in ({"HOME": str(tmp_path / "gone")}, {"HOME": ""}):
+        assert fallback_variables({**environ, **gone})["HOME"][0] == home
 
 
-def test_create_private_dir_other_owner_raises(tmp_path: Path) -> None:
-    mine = UserDirs("missing", str(tmp_path), uid=os.getuid())
-    create_private_dir(mine)
-    create_private_dir(mine)
-    folder = tmp_path / f"reference-training-{os.getuid()}"
+def test_create_private_dir_other_owner_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "private"
+    create_private_dir(folder)
+    create_private_dir(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
-    folder.rename(tmp_path / f"reference-training-{os.getuid() + 1}")
-    with pytest.raises(UserError, match=f"belongs to user {os.getuid()}") as error:
-        create_private_dir(UserDirs("missing", str(tmp_path), uid=os.getuid() + 1))
+    owner = os.getuid()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: owner + 1)
+        with pytest.raises(UserError, match=f"belongs to user {owner}") as error:
+            create_private_dir(folder)
     assert error.value.code == ExitCode.MACHINE
-    folder.symlink_to("/etc")
+    (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(UserError, match="belongs to"):
-        create_private_dir(mine)
+        create_private_dir(tmp_path / "link")
 
 
 def test_why_not_writable_names_the_cause(tmp_path: Path) -> None:
@@ -105,9 +110,8 @@ def test_why_not_writable_in_a_removed_folder(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
 @pytest.mark.parametrize("folder", ["x" * 300, "/dev/null/x", "/proc/self/fd/999"])
 def test_odd_home_is_a_missing_one(name: str, folder: str) -> None:
-    found = read_user_dirs({name: folder})
-    assert found.home == "missing"
-    assert found.temporary != folder
+    assert temporary_folder({name: folder}) != folder
+    assert "HOME" in fallback_variables({name: folder})
 
 
 def test_why_not_writable_read_only_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +137,7 @@ def test_compile_caches_are_below_the_users_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: os.chown(folder, 4001, 4001), "belongs to user 4001, and torch runs what it finds there"),
+        (lambda folder: os.chown(folder, 4001, 4001), "it belongs to user 4001, and torch runs what it finds there"),
         (lambda folder: folder.chmod(0o777), "other users can write it, and torch runs what it finds there"),
     ],
 )

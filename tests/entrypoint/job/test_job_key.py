@@ -151,7 +151,7 @@ def test_file_of_another_user_is_refused(tmp_path: Path, owner: int, mode: int, 
     ("name", "said"),
     [
         ("nothing", "cannot be read (No such file or directory). Name a file that all nodes read."),
-        (".", "is no regular file"),
+        (".", "cannot be read (Is a directory)"),
         ("\0", "cannot be read (no file name)"),
         ("x\x1b[2Jy", "cannot be read (No such file"),
     ],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
@@ -22,11 +22,11 @@ from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, TH
 from entrypoint.tune.store import (
     annotate,
     apply_tuning,
+    check_variables,
     load,
     machine_program_key,
     save,
     store_dir,
-    why_not_tunable,
 )
 from tests.factories import make_machine
 
@@ -108,9 +108,12 @@ def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"variables": 5}'])
-def test_load_unreadable_result_raises(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"\.json: cannot be read .*\. Remove it, or set LAUNCH_TUNING_STORE=off\."):
-        load(kept(tmp_path, text), dict)
+def test_unreadable_result_is_named_and_passed_over(tmp_path: Path, text: str) -> None:
+    asked = kept(tmp_path, text)
+    tuned = load(asked, dict)
+    assert tuned
+    (warning,) = [one for one in annotate(make_plan(asked), tuned).warnings if "tuning result" in one]
+    assert re.match(r"/.*\.json: a stored tuning result is not used \(.+\)\. Remove it and tune again\.$", warning)
 
 
 def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
@@ -142,8 +145,8 @@ def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, 
 
 
 def test_every_variable_of_a_candidate_can_be_stored() -> None:
-    names = {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND}
-    assert why_not_tunable(dict.fromkeys(names, "1") | {"KMP_BLOCKTIME": "200", "OMP_WAIT_POLICY": "active"}) == ""
+    words = {CORES: "logical", OPENMP: "gnu", ALLOCATOR: "jemalloc", BIND: "threads", "OMP_WAIT_POLICY": "active"}
+    check_variables({RANKS: "1", THREADS: "1", "KMP_BLOCKTIME": "200", **words})
 
 
 def spoil_by_mode(path: Path) -> None:
@@ -173,8 +176,9 @@ def test_result_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match="not a regular file"):
-        load(asked, dict)
+    tuned = load(asked, dict)
+    assert tuned
+    assert "Not a regular file" in tuned.not_used
 
 
 def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
@@ -195,18 +199,24 @@ def test_huge_result_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / f"{machine_program_key(given, {})}.json"
     path.touch()
     os.truncate(path, 30 << 30)
-    with pytest.raises(UserError, match=r"cannot be read \(it has 32,212,254,720 bytes\)"):
-        load(given, dict)
+    tuned = load(given, dict)
+    assert tuned
+    assert tuned.not_used == "it has 32,212,254,720 bytes"
 
 
 def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
     given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
     path = tmp_path / f"{machine_program_key(given, {})}.json"
-    result = {"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast \x1b[31m"}
+    result = {"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast"}
     path.write_text(json.dumps(result))
     path.chmod(0o600)
     tuned = load(given, dict)
-    assert tuned is not None
+    assert tuned
+    assert (dict(tuned.variables), tuned.path) == ({}, str(path))
+    assert tuned.not_used.startswith("LAUNCH_ALLOCATOR=evil: no such allocator.")
+
+
+def test_evidence_is_printable(tmp_path: Path) -> None:
+    tuned = load(kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "fast \x1b[31m"})), dict)
+    assert tuned
     assert "\x1b" not in tuned.evidence
-    with pytest.raises(UserError, match=r"\.json: the tuning result cannot be used \(LAUNCH_ALLOCATOR=evil: no such"):
-        apply_tuning(given, tuned, {})
