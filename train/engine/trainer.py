@@ -23,6 +23,7 @@ from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.best_weights import use_best_weights
 from train.engine.finish import FinalScores, write_summary
+from train.engine.frozen_features import TrainedPart, choose_trained_part
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
@@ -124,36 +125,27 @@ def train_epochs(run: TrainingRun) -> FinalScores:
     Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
-    total = run.total_steps
+    part = choose_trained_part(run)
     for epoch in range(run.first_epoch, run.epochs):
         if should_stop_early(run):
             break
         if run.settings.prune_ratio and epoch >= run.settings.prune_warmup and not run.trainer.state.pruned:
             run.progress.print(run.model_builder.prune(run.trainer))
 
-        def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
-            left_s = (total - step) * run.settings.batch_size / speed
-            run.progress.update(epoch, step, loss, speed, left_s)
-            if run.metrics:
-                place = epoch + (step - epoch * run.source.steps_per_epoch) / run.source.steps_per_epoch
-                values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
-                if run.trainer.grad_norm is not None and run.trainer.grad_norm.isfinite():
-                    values["grad_norm"] = float(run.trainer.grad_norm)
-                run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
-
         callbacks = StepCallbacks(
-            report=report,
+            report=partial(report_steps, run, epoch),
             request=lambda: STOP_CONTROLLER.request,
             after_step=run.advance_profiler,
             save=partial(save_on_signal, run, epoch),
-            look=partial(show_batch, run),
+            look=partial(show_batch, run, part),
         )
-        if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, total):
+        if not train_epoch(run.trainer, part.source, epoch, run.log_interval, callbacks, run.total_steps):
             save_and_exit(run, epoch)
         is_due = (epoch + 1) % run.settings.eval_every == 0 or epoch + 1 == run.epochs
-        score = evaluate_run(run, epoch) if is_due else None
+        score = evaluate_run(run, epoch, part) if is_due else None
         finish_epoch(run, epoch + 1, score)
-    score = score or evaluate_run(run, run.epochs)
+    if part.layer or not score:
+        score = evaluate_run(run, run.epochs)
     if not run.source.has_val:
         return FinalScores(score)
     best_epoch = use_best_weights(run)
@@ -162,8 +154,22 @@ def train_epochs(run: TrainingRun) -> FinalScores:
     return FinalScores(evaluate_run(run, run.epochs, test=True), score, best_epoch)
 
 
-def show_batch(run: TrainingRun, images: Tensor) -> None:
+def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: float) -> None:
+    """Show the mean loss and images/s of the steps up to `step`, and note them."""
+    left_s = (run.total_steps - step) * run.settings.batch_size / speed
+    run.progress.update(epoch, step, loss, speed, left_s)
+    if run.metrics:
+        place = epoch + (step - epoch * run.source.steps_per_epoch) / run.source.steps_per_epoch
+        values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
+        if run.trainer.grad_norm is not None and run.trainer.grad_norm.isfinite():
+            values["grad_norm"] = float(run.trainer.grad_norm)
+        run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
+
+
+def show_batch(run: TrainingRun, part: TrainedPart, images: Tensor) -> None:
     """Show normalized (N, C, H, W) images as the network saw them."""
+    if part.layer:
+        images = run.source.sample()
     if run.live:
         run.live.show_batch(run.source.normalize.undo(images[:SHOWN]))
 
@@ -188,17 +194,18 @@ def note_improvement(run: TrainingRun, score: EvalResult) -> None:
         state.stale_epochs += run.settings.eval_every
 
 
-def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalResult:
-    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
+def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None, *, test: bool = False) -> EvalResult:
+    """Evaluate the model, or a part of it, after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
 
     The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
     run.mistakes = MistakeCollector(run.source.normalize)
-    batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
+    part = part or TrainedPart(run.source)
+    batches = part.source.val_batches() if run.source.has_val and not test else part.source.test_batches()
     score = evaluate(
-        run.trainer.state.eval_model,
-        resize_batches(batches, run.model_builder.sizes.eval),
+        part.of(run.trainer.state.eval_model),
+        batches if part.layer else resize_batches(batches, run.model_builder.sizes.eval),
         run.group,
         EvalMethod(
             run.trainer.precision,
@@ -209,7 +216,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
             chooses=run.settings.threshold == "auto" and run.source.has_val and not test,
         ),
         stop=lambda: STOP_CONTROLLER.stop_requested,
-        look=run.mistakes.add if run.settings.task == "classify" else None,
+        look=run.mistakes.add if run.settings.task == "classify" and not part.layer else None,
     )
     if score is None:
         save_and_exit(run, epochs)
