@@ -9,15 +9,18 @@ import sys
 
 
 def reorder_path() -> None:
-    """Put this project and Python's own folders before the user's, which are this folder and those of PYTHONPATH.
+    """Put Python's own folders and this project before the user's, which are this folder and those of PYTHONPATH.
 
     A json.py or a train.py of the user must not be imported instead. This process only plans, so the user's program is
-    not affected. The user's folders stay last, because they may have nbformat.
+    not affected. The user's folders stay last, because they may have nbformat. This project comes before the installed
+    packages, and after the standard library, of which each module would be looked up here first.
     """
     version = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     first = next((index for index, entry in enumerate(sys.path) if entry.endswith(version)), 0)
     project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  # pathlib is not loaded
-    sys.path[:] = [project, *sys.path[first:], *sys.path[:first]]
+    ours = sys.path[first:]
+    installed = next((index for index, entry in enumerate(ours) if entry.endswith("-packages")), len(ours))
+    sys.path[:] = [*ours[:installed], project, *ours[installed:], *sys.path[:first]]
 
 
 reorder_path()

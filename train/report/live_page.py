@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torchvision.utils import make_grid
 
 from entrypoint.core.atomic_files import atomic_open
 from train.report.metrics import MetricsWriter
@@ -49,6 +48,7 @@ class LivePage:
 def mosaic(pixels: Tensor) -> Any:
     """Return one image of (N, C, H, W) bytes."""
     from PIL import Image
+    from torchvision.utils import make_grid  # for rank 0 alone: the import looks up 1,000 files
 
     times = -(-LEAST_SIDE // max(pixels.shape[2:]))
     larger = pixels[:SHOWN].repeat_interleave(times, 2).repeat_interleave(times, 3)
