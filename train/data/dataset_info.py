@@ -96,7 +96,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
-    if settings.is_own_dataset:
+    if settings.reads_items:
         return ask_probe(settings)
     return describe_lists(settings, *list_files(settings, limit=MAX_COUNTED + 1))
 

@@ -125,7 +125,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
     if settings.reads_files:
-        if settings.is_own_dataset:
+        if settings.reads_items:
             from train.data.sources.own_dataset import list_own_splits
 
             listings = list_own_splits(settings, only_test=bool(settings.evaluate))

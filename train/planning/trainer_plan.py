@@ -255,7 +255,7 @@ FSDP_INCOMPATIBLE = {
 def check_task(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a task without targets, and for a loss of another task."""
     settings = given.values
-    if settings.task != "classify" and settings.dataset != "csv" and not settings.is_own_dataset:
+    if settings.task != "classify" and settings.dataset != "csv" and not settings.reads_items:
         raise UserError(
             f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
             " TRAIN_DATASET=csv."

@@ -10,13 +10,14 @@ from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 from train.setting_groups.value_types import Alpha, Fraction, Positive
 
-KnownDataset = Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"]
-# A function of the user's by its import path; msgspec asks the names above for the pattern too.
+KnownDataset = Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "hf", "synthetic"]
+# A function of the user's by its import path, or a data set of Hugging Face; msgspec asks the names above for the
+# pattern too.
 OwnCode = Annotated[
     str,
     Meta(
-        pattern=rf"^({'|'.join(get_args(KnownDataset))}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$",
-        title="package.module:function",
+        pattern=rf"^({'|'.join(get_args(KnownDataset))}|hf:.+|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$",
+        title="package.module:function or hf:NAME",
     ),
 ]
 # Datasets whose images are files of the user.
@@ -32,8 +33,8 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         KnownDataset | OwnCode,
         about(
             "Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
-            " train.csv and test.csv, shards its tar files as webdataset writes them. Or your own as"
-            " package.module:function.",
+            " train.csv and test.csv, shards its tar files as webdataset writes them, hf its parquet or arrow files."
+            " Or hf:NAME of Hugging Face's hub, or your own as package.module:function.",
             basic=True,
             evaluate="adopted",
         ),
@@ -57,16 +58,25 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     data_dir: Annotated[
         Path | None,
         about(
-            "imagefolder, csv, shards: the folder with train and test (or val), or of classes. Other datasets:"
+            "imagefolder, csv, shards, hf: the folder with train and test (or val), or of classes. Other datasets:"
             " download folder.",
             basic=True,
             speed=False,
             resume="may_change",
             nodes="may_differ",
             evaluate="adopted",
-            needs="dataset=imagefolder,csv,shards,fashion-mnist,cifar10",
+            needs="dataset=imagefolder,csv,shards,hf,fashion-mnist,cifar10",
         ),
     ] = None
+    data_columns: Annotated[
+        Annotated[str, Meta(pattern=r"^([^,]+,[^,]+)?$", title="IMAGE,LABEL")],
+        about(
+            "hf: the columns of images and labels. Unset: the only ones of these types.",
+            speed=False,
+            resume="must_keep",
+            evaluate="adopted",
+        ),
+    ] = ""
     download: Annotated[
         bool,
         about(
@@ -226,9 +236,19 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     @property
     def reads_files(self) -> bool:
         """Whether the images are files of the user, which are decoded."""
-        return self.dataset in FILE_DATASETS or self.is_own_dataset
+        return self.dataset in FILE_DATASETS or self.reads_items
 
     @property
     def is_own_dataset(self) -> bool:
         """Whether the data set is code that the user names: `package.module:function`."""
-        return ":" in self.dataset
+        return ":" in self.dataset and not self.is_hugging_face
+
+    @property
+    def is_hugging_face(self) -> bool:
+        """Whether the data set is one of Hugging Face's, in TRAIN_DATA_DIR or by its name."""
+        return self.dataset == "hf" or self.dataset.startswith("hf:")
+
+    @property
+    def reads_items(self) -> bool:
+        """Whether a data set gives its images by index, in place of files that are listed."""
+        return self.is_own_dataset or self.is_hugging_face

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from entrypoint.core.errors import UserError, printable
+from train.data.sources.hugging_face import open_hugging_face
 from train.data.sources.image_file import FileList, OwnSplit, TarMember
 from train.data.sources.image_folder import ImageList, append_split
 from train.data.sources.targets import Targets
@@ -26,7 +27,11 @@ def list_own_splits(settings: TrainSettings, *, only_test: bool = False) -> tupl
 
     The function is called with `split`, and may return None for `val`.
     """
-    function = import_factory(settings.dataset, settings.model_path, "TRAIN_DATASET")
+    function = (
+        partial(open_hugging_face, settings)
+        if settings.is_hugging_face
+        else import_factory(settings.dataset, settings.model_path, "TRAIN_DATASET")
+    )
     targets = None if settings.task == "classify" else Targets(())
     names = ("test",) if only_test else ("train", "test", "val")
     splits: dict[str, ImageList] = {}
@@ -35,7 +40,7 @@ def list_own_splits(settings: TrainSettings, *, only_test: bool = False) -> tupl
         if dataset is not None:
             splits[split] = list_split(settings, split, dataset, targets)
         elif split != "val":
-            raise own_error(settings, f"returns None for split={split}")
+            raise own_error(settings, f"gives nothing for split={split}")
     train, test = splits[names[0]], splits["test"]
     for split, listing in splits.items():
         if listing.classes != train.classes:
@@ -136,4 +141,5 @@ def call_users_code(settings: TrainSettings, call: Callable[[], Any], where: str
 
 def own_error(settings: TrainSettings, problem: str) -> UserError:
     """Return the error of one line for a data set that cannot be used."""
-    return UserError(f"TRAIN_DATASET={printable(settings.dataset)}: {problem}. Correct the function.")
+    fix = "Name another one" if settings.is_hugging_face else "Correct the function"
+    return UserError(f"TRAIN_DATASET={printable(settings.dataset)}: {problem}. {fix}.")

@@ -62,6 +62,8 @@ def test_class_with_too_few_images_is_named(photos: Path) -> None:
         (("train.csv", "cat/a.jpg"), "csv"),
         (("train/0.tar", "test/0.tar"), "shards"),
         (("FashionMNIST/raw/train-images-idx3-ubyte",), ""),
+        (("data/train-0.parquet",), "hf"),
+        (("dataset_dict.json", "train/data.arrow"), "hf"),
         (("notes.txt",), ""),
         ((), ""),
     ],

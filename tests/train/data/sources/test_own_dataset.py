@@ -185,7 +185,7 @@ def test_what_an_item_raises_is_one_line_with_its_index(own: Path) -> None:
         ("wrong_array", "train[0] is ndarray of float64 and not a PIL image, a uint8 array"),
         ("wrong_split", "the classes of split=test differ from those of train"),
         ("nothing", "has no images for split=train"),
-        ("no_test", "returns None for split=test"),
+        ("no_test", "gives nothing for split=test"),
         ("raises", "raised RuntimeError: no disk in own_data.py"),
         ("no_split", "raised TypeError"),
         ("nobody", "no nobody in own_data"),

@@ -1,0 +1,164 @@
+"""Data sets of Hugging Face: their own library writes them here, and the trainer reads them as it reads folders."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.factories import train_settings
+from tests.train.given import TWO_RANKS, losses
+from train.checkpoint.folder import list_newest_first
+from train.data.decoding.decoder import read_image
+from train.data.sources import hugging_face
+from train.data.sources.image_folder import ImageList
+from train.data.sources.own_dataset import list_own_splits
+
+has_datasets = find_spec("datasets") is not None
+needs_datasets = pytest.mark.skipif(not has_datasets, reason="needs datasets: pip install 'datasets>=4'")
+
+
+def rows_of(folder: Path, **more: Any) -> Any:
+    """Return a data set of the images in class folders, with columns of more values."""
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    files = sorted(folder.rglob("*.*"))
+    names = sorted({file.parent.name for file in files})
+    columns = {"photo": [str(file) for file in files], "kind": [names.index(file.parent.name) for file in files]}
+    types = {"photo": Image(), "kind": ClassLabel(names=names)}
+    values = {name: [make(row) for row in range(len(files))] for name, (make, _) in more.items()}
+    return Dataset.from_dict(columns | values, Features(types | {name: kind for name, (_, kind) in more.items()}))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, image_folder: Path) -> Path:
+    """Return a folder that the library has saved."""
+    from datasets import DatasetDict
+
+    DatasetDict({split: rows_of(image_folder / split) for split in ("train", "test")}).save_to_disk(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def listed(folder: Path | str, **more: Any) -> tuple[ImageList, ImageList]:
+    return list_own_splits(train_settings({"dataset": f"hf:{folder}", **more}))
+
+
+@needs_datasets
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_images_and_classes_are_those_of_the_files(
+    saved: Path, image_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved
+    if kind == "parquet":
+        folder = saved.parent / "hub"
+        (folder / "data").mkdir(parents=True)
+        for split in ("train", "validation"):
+            rows_of(image_folder / split.replace("validation", "test")).to_parquet(folder / f"data/{split}-0.parquet")
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", saved.parent / "cache")
+    train, test = listed(folder)
+    files = sorted((image_folder / "train").rglob("*.*"))
+    assert (len(train), len(test), train.classes) == (24, 12, ("class0", "class1", "class2"))
+    for row in (0, 9, 23):
+        assert train.classes[train.labels[row]] == files[row].parent.name
+        assert np.array_equal(read_image(train.files[row], (3, 16, 16)), read_image(files[row], (3, 16, 16)))
+    assert test.val_start is None
+
+
+@needs_datasets
+def test_split_without_labels_tests_nothing(tmp_path: Path, image_folder: Path) -> None:
+    from datasets import DatasetDict
+
+    train, test = rows_of(image_folder / "train"), rows_of(image_folder / "test")
+    hidden = test.map(lambda _: {"kind": -1})
+    DatasetDict({"train": train, "test": hidden, "validation": test}).save_to_disk(tmp_path / "three")
+    assert [len(one) for one in listed(tmp_path / "three")] == [24, 12]
+    DatasetDict({"train": train, "validation": test, "test": test}).save_to_disk(tmp_path / "all")
+    _, tested = listed(tmp_path / "all")
+    assert (len(tested), tested.val_start) == (24, 12)
+    train.save_to_disk(tmp_path / "alone")
+    first, again = listed(tmp_path / "alone"), listed(tmp_path / "alone", seed=1)
+    assert [len(one) for one in first] == [21, 3]
+    assert list(first[1].labels) == list(again[1].labels)
+
+
+@needs_datasets
+def test_targets_of_other_tasks(tmp_path: Path, image_folder: Path) -> None:
+    from datasets import ClassLabel, List, Value
+
+    tags = List(ClassLabel(names=["red", "round"]))
+    more = {
+        "tags": (lambda row: [row % 2, 1] if row % 2 == 0 else [], tags),
+        "age": (lambda row: row / 2, Value("float32")),
+    }
+    rows_of(image_folder / "train", **more).train_test_split(6, shuffle=False).save_to_disk(tmp_path / "set")
+    train, _ = listed(tmp_path / "set", task="multilabel", data_columns="photo,tags")
+    assert (train.classes, list(train.targets.values)[:4]) == (("red", "round"), [1, 1, 0, 0])
+    train, _ = listed(tmp_path / "set", task="regress", data_columns="photo,age")
+    assert list(train.targets.values)[:3] == [0, 0.5, 1]
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"data_columns": "photo,nobody"}, "TRAIN_DATA_COLUMNS: no column nobody. Choose of photo, kind, other."),
+        ({}, "has 1 columns of images and 2 of class labels among photo (Image), kind (ClassLabel), other"),
+    ],
+)
+def test_columns_that_are_not_clear_are_named(
+    tmp_path: Path, image_folder: Path, more: dict[str, str], said: str
+) -> None:
+    from datasets import ClassLabel
+
+    rows_of(image_folder / "train", other=(lambda _: 0, ClassLabel(names=["a"]))).save_to_disk(tmp_path / "set")
+    with pytest.raises(UserError) as caught:
+        listed(tmp_path / "set", **more)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@needs_datasets
+def test_what_the_library_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set/data").mkdir(parents=True)
+    (tmp_path / "set/data/train-0.parquet").write_bytes(b"no parquet")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    with pytest.raises(UserError) as caught:
+        listed(tmp_path / "set")
+    assert str(caught.value).startswith(f"TRAIN_DATASET=hf:{tmp_path}/set: raised ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("", "needs datasets, which is not installed here"), ("3.6.0", "needs datasets 4 or newer")]
+)
+def test_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, version: str, said: str) -> None:
+    monkeypatch.setattr("entrypoint.core.packages.find_spec", lambda _: version or None)
+    monkeypatch.setattr(hugging_face, "package_version", lambda _: version)
+    with pytest.raises(UserError, match=said) as caught:
+        listed("nobody")
+    assert caught.value.code == 3
+
+
+@needs_datasets
+@needs_two_cores
+@pytest.mark.launch
+def test_run_is_resumed_and_evaluated(entrypoint: Entrypoint, saved: Path) -> None:
+    env = {
+        "TRAIN_EPOCHS": "2", "TRAIN_BATCH_SIZE": "8", "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0",
+        "TRAIN_MODEL": "cnn",
+    }  # fmt: skip
+    straight = entrypoint.train(str(saved), "--run-name=one", "--keep-checkpoints=9", env=env)
+    named = env | {"TRAIN_DATASET": f"hf:{saved}"}
+    entrypoint.train("--run-name=two", env=named | TWO_RANKS)
+    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-3)
+    for path in list_newest_first(entrypoint.folder / "runs/one/checkpoint")[:-1]:
+        path.rename(path.with_name(f"kept-{path.name}"))
+    again = entrypoint.train("--resume", "runs/one", env={"LAUNCH_QUIET": "1"})
+    assert again["weights_sha256"] == straight["weights_sha256"]
+    result = entrypoint("evaluate", "runs/two")
+    assert result.code == 0, result.err
