@@ -42,11 +42,7 @@ def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.
     if settings.model_args and name in OWN_MODELS:
         raise UserError(f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} takes no arguments. Unset it.")
     if name == "cnn":
-        if min(shape[1:]) < 4:
-            raise UserError(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
         return CNN(shape, classes, bias=settings.bias)
-    if not settings.bias:
-        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
     if name in WIDTHS:
         model: nn.Module = SpeedNet(WIDTHS[name], shape, classes)
     elif settings.is_own_model:

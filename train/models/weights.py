@@ -20,7 +20,7 @@ from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
-from train.models.registry import build_model, import_timm
+from train.models.registry import import_timm
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import (
     PACKAGED_MODULE,
@@ -152,35 +152,14 @@ def fit_weights(
         )
     if settings.weights_strict and (strange or unused):
         name = strange[0] if strange else unused[0]
-        side = 0 if unused else fitting_size(settings, inner, origin, {key: state.get(key) for key in strange})
-        what, to_do = (
-            (f"fits {printable(settings.model)} for images of {side}x{side}", f"TRAIN_IMAGE_SIZE={side}")
-            if side
-            else (f"is of another model than {printable(settings.model)}", "TRAIN_MODEL to that model")
-        )
         raise UserError(
-            f"{source}: {what}: {printable(name)} is {shape_text(state.get(name))} there and"
-            f" {shape_text(own.get(name))} here. Set {to_do}, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
+            f"{source}: is of another model than {printable(settings.model)}: {printable(name)} is"
+            f" {shape_text(state.get(name))} there and {shape_text(own.get(name))} here. Set"
+            " TRAIN_MODEL or TRAIN_IMAGE_SIZE as it was trained, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
         )
     linear = tuple(name for name in head if isinstance(inner.get_submodule(name), nn.Linear))
     zeroed = tuple(name for name in new if in_modules(name, linear))
     return FittedWeights({name: state[name] for name in own if name in same}, new, unused, zeroed)
-
-
-def fitting_size(
-    settings: ModelSettings, model: Any, origin: WeightsOrigin, others: Mapping[str, Tensor | None]
-) -> int:
-    """Return the side of images for which the model has tensors of these shapes, 0 if none is known.
-
-    It is that of the run that trained the weights, or of those that timm publishes for the model.
-    """
-    channels, height, width = origin.shape or getattr(model, "pretrained_cfg", {}).get("input_size") or (3, 0, 0)
-    try:
-        sized = without_adapter(build_model(settings, (channels, height, width), 2)).state_dict()
-    except UserError:
-        return 0
-    fits = all(shape_text(value) == shape_text(sized.get(name)) for name, value in others.items())
-    return height if height == width and fits else 0
 
 
 def with_names_of(there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -10,14 +10,15 @@ from train.planning.image_sizes import check_image_sizes, model_input_shape
 from train.planning.optimizers import ELEMENTWISE
 from train.planning.trained_run import read_trained_run
 from train.setting_groups.arguments import parse_class_weights
-from train.settings import PROFILE_WARM_UP, TrainSettings
+from train.setting_groups.optimization import LOSSES
+from train.settings import TrainSettings
 
-# The three poolings and the whitening of speednet leave nothing of smaller images.
-SPEEDNET_MIN_PIXELS = 9
+# What poolings, and speednet's whitening, leave nothing of.
+MIN_PIXELS = {"cnn": 4, "speednet": 9, "speednet-half": 9}
 
 
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
-    """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
+    """Raise `UserError` for a model or batch that the run would refuse at its start."""
     check_bias(given)
     check_smallest_images(given, dataset)
     check_optimizer(given)
@@ -29,7 +30,6 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
-    check_profile_length(given, dataset)
 
 
 def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
@@ -49,15 +49,16 @@ def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
 
 
 def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
-    """Raise `UserError` for images that are too small for this project's fast network."""
+    """Raise `UserError` for images that are too small for this project's own networks."""
     _, height, width = model_input_shape(given.values, dataset.shape)
-    if not given.values.model.startswith("speednet") or min(height, width) >= SPEEDNET_MIN_PIXELS:
+    needed = MIN_PIXELS.get(given.values.model, 0)
+    if min(height, width) >= needed:
         return
     recipe = f"{given.sources.get('recipe', '')} (TRAIN_MODEL={given.values.model})"
     resize = ", or set TRAIN_IMAGE_SIZE=32" if given.values.reads_files else ""
     raise UserError(
-        f"{given.sources.get('model', recipe)}: needs images of {SPEEDNET_MIN_PIXELS} pixels, and these have"
-        f" {height}x{width}. Take another model{resize}."
+        f"{given.sources.get('model', recipe)}: needs images of {needed} pixels, and these have {height}x{width}. Take"
+        f" another model{resize}."
     )
 
 
@@ -154,15 +155,73 @@ def check_epochs_after_pruning(settings: TrainSettings, epochs: int) -> None:
         )
 
 
-def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
-    """Raise `UserError` if the run has fewer steps than TRAIN_PROFILE needs after its warm-up."""
-    settings = given.values
-    if not settings.profile or not dataset.counted_all or not dataset.train_images:
-        return
-    steps = settings.total_steps(images_to_train(settings, dataset) // settings.batch_size)
-    needed = PROFILE_WARM_UP + settings.profile
-    if steps < needed:
+def check_shares(settings: TrainSettings, ranks: int) -> None:
+    """Raise `UserError` where a batch has fewer images than there are ranks and micro-batches."""
+    shares = ranks * settings.grad_accum_steps
+    if settings.batch_size < shares:
         raise UserError(
-            f"{given.sources['profile']}: needs {needed} steps, {PROFILE_WARM_UP} of them as a warm-up, and this run"
-            f" has {steps}. Lower it to {max(0, steps - PROFILE_WARM_UP)} or train longer."
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
+            f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
         )
+
+
+def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for settings that contradict each other."""
+    settings, sources = given.values, given.sources
+    check_task(given)
+    if settings.steps and "epochs" in sources:
+        raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
+    if settings.image_size != "auto" and not settings.reads_files:
+        raise UserError(
+            f"{sources['image_size']}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
+            f" {settings.dataset}. Unset it."
+        )
+    if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
+        raise UserError(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: no epoch of TRAIN_EPOCHS={settings.epochs} is left to train"
+            " the pruned model. Lower it."
+        )
+    if settings.max_minutes is not None and not settings.checkpoint_every:
+        raise UserError(
+            f"{sources['max_minutes']}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
+            " Set TRAIN_CHECKPOINT_EVERY=1."
+        )
+    if settings.activation_checkpointing and settings.compile != "off":
+        raise UserError(
+            f"{sources['activation_checkpointing']} and {sources['compile']} contradict: the compiler itself chooses"
+            " what to recompute. Drop one of the two."
+        )
+    check_fsdp_settings(given)
+
+
+# Settings that do not work with FSDP: the value that is fine, and why others are not.
+FSDP_INCOMPATIBLE = {
+    "prune_ratio": (0.0, "pruning needs the whole model. Prune in a run without FSDP"),
+    "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
+    "gradient_compression": ("off", "it is a hook of DDP. Drop one of the two"),
+}
+
+
+def check_task(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for a task without targets, and for a loss of another task."""
+    settings = given.values
+    if settings.task != "classify" and settings.dataset != "csv" and not settings.reads_items:
+        raise UserError(
+            f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
+            " TRAIN_DATASET=csv."
+        )
+    if settings.loss not in ("auto", *LOSSES[settings.task]):
+        raise UserError(
+            f"{given.sources['loss']}: is no loss of TRAIN_TASK={settings.task}. Use"
+            f" {', '.join(LOSSES[settings.task])}."
+        )
+
+
+def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for settings that do not work with FSDP."""
+    settings = given.values
+    if settings.parallelism == "ddp":
+        return
+    for field, (allowed, why) in FSDP_INCOMPATIBLE.items():
+        if getattr(settings, field) != allowed:
+            raise UserError(f"{given.sources[field]} and {given.sources['parallelism']} contradict: {why}.")

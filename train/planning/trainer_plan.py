@@ -15,7 +15,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import INDEX_ENDING
-from train.planning.checks import check_trainer_settings
+from train.planning.checks import check_contradictions, check_shares, check_trainer_settings
 from train.planning.compute import (
     auto_selects_bf16,
     decide_compiling,
@@ -25,15 +25,14 @@ from train.planning.compute import (
     why_ipex_does_not_pack,
 )
 from train.planning.evaluation_plan import plan_evaluation
-from train.planning.fine_tuning import warn_of_size
 from train.planning.image_sizes import decide_image_sizes, model_input_shape
 from train.planning.loading import decide_images, decide_normalization, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
+from train.planning.recipes import warn_of_size
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques, decide_tensorboard
 from train.planning.unused_settings import unused_settings
-from train.setting_groups.optimization import LOSSES
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
@@ -106,7 +105,10 @@ def plan_trainer(
         doubts=doubts(dataset),
     )
     decisions = (
-        *decide_data(given, dataset, report, ranks),
+        *decide_techniques(given, dataset, report),
+        decide_batch(given, ranks),
+        *decide_images(dataset),
+        *decide_image_sizes(given, dataset),
         source_decision,
         normalization_decision,
         workers_decision,
@@ -122,28 +124,6 @@ def plan_trainer(
     said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
-
-
-def decide_data(
-    given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport, ranks: int
-) -> tuple[Decision, ...]:
-    """Return the decisions of what is trained on what."""
-    return (
-        *decide_techniques(given, dataset, report),
-        decide_batch(given, ranks),
-        *decide_images(dataset),
-        *decide_image_sizes(given, dataset),
-    )
-
-
-def check_shares(settings: TrainSettings, ranks: int) -> None:
-    """Raise `UserError` where a batch has fewer images than there are ranks and micro-batches."""
-    shares = ranks * settings.grad_accum_steps
-    if settings.batch_size < shares:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
-            f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
-        )
 
 
 def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
@@ -213,68 +193,6 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
         raise UserError(
             f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."
         )
-
-
-def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for settings that contradict each other."""
-    settings, sources = given.values, given.sources
-    check_task(given)
-    if settings.steps and "epochs" in sources:
-        raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
-    if settings.image_size != "auto" and not settings.reads_files:
-        raise UserError(
-            f"{sources['image_size']}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
-            f" {settings.dataset}. Unset it."
-        )
-    if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
-        raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: no epoch of TRAIN_EPOCHS={settings.epochs} is left to train"
-            " the pruned model. Lower it."
-        )
-    if settings.max_minutes is not None and not settings.checkpoint_every:
-        raise UserError(
-            f"{sources['max_minutes']}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
-            " Set TRAIN_CHECKPOINT_EVERY=1."
-        )
-    if settings.activation_checkpointing and settings.compile != "off":
-        raise UserError(
-            f"{sources['activation_checkpointing']} and {sources['compile']} contradict: the compiler itself chooses"
-            " what to recompute. Drop one of the two."
-        )
-    check_fsdp_settings(given)
-
-
-# Settings that do not work with FSDP: the value that is fine, and why others are not.
-FSDP_INCOMPATIBLE = {
-    "prune_ratio": (0.0, "pruning needs the whole model. Prune in a run without FSDP"),
-    "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
-    "gradient_compression": ("off", "it is a hook of DDP. Drop one of the two"),
-}
-
-
-def check_task(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for a task without targets, and for a loss of another task."""
-    settings = given.values
-    if settings.task != "classify" and settings.dataset != "csv" and not settings.reads_items:
-        raise UserError(
-            f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
-            " TRAIN_DATASET=csv."
-        )
-    if settings.loss not in ("auto", *LOSSES[settings.task]):
-        raise UserError(
-            f"{given.sources['loss']}: is no loss of TRAIN_TASK={settings.task}. Use"
-            f" {', '.join(LOSSES[settings.task])}."
-        )
-
-
-def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for settings that do not work with FSDP."""
-    settings = given.values
-    if settings.parallelism == "ddp":
-        return
-    for field, (allowed, why) in FSDP_INCOMPATIBLE.items():
-        if getattr(settings, field) != allowed:
-            raise UserError(f"{given.sources[field]} and {given.sources['parallelism']} contradict: {why}.")
 
 
 def decide_parallelism(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[Decision, ...]:

@@ -90,20 +90,14 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
 
 @needs_torchvision
 @pytest.mark.parametrize(
-    ("name", "shape", "bias", "said"),
+    ("name", "shape", "said"),
     [
-        ("resnet81", (3, 32, 32), True, "TRAIN_MODEL=resnet81: no such model. Did you mean resnet18?"),
-        ("maskrcnn_resnet50_fpn", (3, 32, 32), True, "no such model"),
-        ("alexnet", (3, 16, 16), True, "TRAIN_MODEL=alexnet: cannot take 3x16x16 images"),
-        ("vit_b_16", (3, 30, 30), True, "cannot take 3x30x30 images"),
-        ("resnet18", (3, 32, 32), False, "TRAIN_BIAS=0: only the cnn"),
+        ("resnet81", (3, 32, 32), "TRAIN_MODEL=resnet81: no such model. Did you mean resnet18?"),
+        ("maskrcnn_resnet50_fpn", (3, 32, 32), "no such model"),
+        ("alexnet", (3, 16, 16), "TRAIN_MODEL=alexnet: cannot take 3x16x16 images"),
+        ("vit_b_16", (3, 30, 30), "cannot take 3x30x30 images"),
     ],
 )
-def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
+def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], said: str) -> None:
     with pytest.raises(UserError, match=said.split("(")[0]):
-        build_model(TrainSettings(model=name, bias=bias), shape, 5)
-
-
-def test_cnn_needs_four_pixels() -> None:
-    with pytest.raises(UserError, match="needs at least 4x4 pixels"):
-        build_model(TrainSettings(model="cnn"), (1, 3, 8), 10)
+        build_model(TrainSettings(model=name), shape, 5)

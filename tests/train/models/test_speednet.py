@@ -19,11 +19,9 @@ def test_speednet_accepts_images_from_9x9(name: str, shape: tuple[int, int, int]
     assert model(torch.randn(4, *shape)).shape == (4, 7)
 
 
-def test_speednet_small_images_or_no_bias_raise() -> None:
+def test_speednet_small_images_raise() -> None:
     with pytest.raises(UserError, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
         build_model(TrainSettings(model="speednet"), (3, 8, 8), 10)
-    with pytest.raises(UserError, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
-        build_model(TrainSettings(model="speednet", bias=False), (3, 32, 32), 10)
 
 
 def test_speednet_half_has_a_quarter_of_the_weights() -> None:

@@ -17,8 +17,6 @@ SKIPPING = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets", "TRAIN_ON_
     ("environ", "said"),
     [
         ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1,442 images"),
-        ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "8"}, "TRAIN_PROFILE=8: needs 13 steps, 5 of them as a warm-up"),
-        ({"TRAIN_PROFILE": "20", "TRAIN_EPOCHS": "1"}, "this run has 22. Lower it to 17 or train longer."),
         ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "resnet18"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
         ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "speednet"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10"}, "TRAIN_PRUNE_WARMUP=1: TRAIN_STEPS=10 are 1 epochs. Lower"),
@@ -36,7 +34,6 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
         ({"TRAIN_MODEL": "speednet"}, DatasetInfo(100, (3, 32, 32))),
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
         ({"TRAIN_BATCH_SIZE": "5000"}, DatasetInfo(300_000, (3, 8, 8), counted_all=False, train_images=4)),
-        ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
         ({"TRAIN_BIAS": "0"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "23"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10", **SKIPPING}, DatasetInfo(99, (1, 8, 8), train_images=640)),
@@ -45,3 +42,8 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
 )
 def test_setting_that_the_run_would_accept_is_accepted(environ: dict[str, str], dataset: DatasetInfo) -> None:
     check_trainer_settings(read_train_settings(environ, {}), dataset)
+
+
+def test_cnn_needs_four_pixels() -> None:
+    with pytest.raises(UserError, match="needs images of 4 pixels, and these have 3x8"):
+        check_trainer_settings(read_train_settings({}, {}), DatasetInfo(100, (1, 3, 8)))

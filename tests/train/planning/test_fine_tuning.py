@@ -12,8 +12,7 @@ from train.data.dataset_info import DatasetInfo
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.weights_origin import PACKAGED_NETWORK, POOLING_NETWORK, downloaded_weights
-from train.planning.fine_tuning import FINE_TUNING, cnn_parameters, warn_of_size
-from train.planning.recipes import with_recipe
+from train.planning.recipes import FINE_TUNING, cnn_parameters, warn_of_size, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
 FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "photos"}
