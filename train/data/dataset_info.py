@@ -120,6 +120,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
     headers = read_headers(train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     trained = 0 if settings.evaluate else len(train)  # both are the same list then
+    counts = Counter(() if train.targets or len(train) > MAX_COUNTED else train.labels)
     return DatasetInfo(
         trained + len(test),
         shape,
@@ -131,17 +132,11 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         classes=train.classes,
         has_val=test.val_start is not None,
         is_cut=test.is_cut,
-        class_counts=() if train.targets or len(train) > MAX_COUNTED else count_classes(train),
+        class_counts=tuple(counts[label] for label in range(len(train.classes))) if counts else (),
         constant=train.targets.constant_names() if train.targets else (),
         task=settings.task,
         shared=(0, 0) if settings.evaluate or test.is_cut else count_shared(train, test),
     )
-
-
-def count_classes(listing: ImageList) -> tuple[int, ...]:
-    """Return the number of images of each class."""
-    counts = Counter(listing.labels)
-    return tuple(counts[label] for label in range(len(listing.classes)))
 
 
 WANTED_FOLDER = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
@@ -11,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -178,8 +177,7 @@ def load_digits(_: TrainSettings) -> DataSet:
     Pixels of 0 to 16 become 0 to 255.
     """
     path = Path(__file__).with_name("digits.csv.gz")
-    with gzip.open(path, "rt") as file:
-        table = torch.tensor([[int(float(cell)) for cell in row] for row in csv.reader(file)])
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.int64, delimiter=","))
     images, labels = (
         (table[:, :64] * 255 // 16).to(torch.uint8).reshape(-1, 8, 8, 1),
         table[:, 64].contiguous(),
@@ -230,7 +228,10 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
     read = partial(read_splits, getattr(datasets, name), folder)
     splits = read(download=False) or fetch_splits(read, folder, settings)
     train, test = (
-        ImageTensors(with_channel_axis(split.data), torch.as_tensor(split.targets, dtype=torch.int64))
+        ImageTensors(
+            torch.as_tensor(split.data, dtype=torch.uint8).view(*split.data.shape[:3], -1),  # gray ones have no axis
+            torch.as_tensor(split.targets, dtype=torch.int64),
+        )
         for split in splits
     )
     _, height, width, channels = train.images.shape
@@ -265,12 +266,6 @@ def fetch_splits(read: Callable[..., list[Any] | None], folder: Path, settings: 
         raise UserError(f"{where} and cannot be fetched ({cause}); {advice}") from None
     assert splits is not None
     return splits
-
-
-def with_channel_axis(data: object) -> Tensor:
-    """Return torchvision's (N, H, W) or (N, H, W, C) bytes with a channel axis."""
-    images = torch.as_tensor(data, dtype=torch.uint8)
-    return images if images.ndim == 4 else images.unsqueeze(-1)
 
 
 LOADERS: dict[str, Callable[[TrainSettings], DataSet]] = {

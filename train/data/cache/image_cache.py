@@ -46,10 +46,6 @@ NOTES_FILE = "notes.json"
 BLOCK_BYTES = 4 << 20
 
 
-class DamagedEntry(Exception):
-    """Raised for an entry that does not hold what was written into it."""
-
-
 class Notes(msgspec.Struct, frozen=True, kw_only=True):
     """What an entry's builder wrote down: left-out files as (split, row, reason), and a CRC-32 of each block."""
 
@@ -87,22 +83,13 @@ class ImageSource:
 
 
 def open_entry(path: Path, key: str) -> CacheEntry:
-    """Map the arrays of an entry into memory; raises `DamagedEntry` if they are not what was written."""
-    try:
-        notes = msgspec.json.decode(verify_checksum(read_bytes(path / NOTES_FILE)), type=Notes)
-        for name in ARRAYS:
-            if block_checksums(path / f"{name}.npy") != notes.checksums.get(name):
-                raise DamagedEntry(f"the checksum of {name}.npy does not match")
-        # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
-        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
-    except FileNotFoundError:
-        if not path.is_dir():
-            raise
-        raise DamagedEntry("a file is missing") from None
-    except DamagedEntry:
-        raise
-    except Exception as error:  # numpy parses a header as Python, and raises what that meets
-        raise DamagedEntry(first_line(error)) from None
+    """Map the arrays of an entry into memory; raises any error if they are not what was written."""
+    notes = msgspec.json.decode(verify_checksum(read_bytes(path / NOTES_FILE)), type=Notes)
+    for name in ARRAYS:
+        if block_checksums(path / f"{name}.npy") != notes.checksums.get(name):
+            raise ValueError(f"the checksum of {name}.npy does not match")
+    # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
+    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
     return CacheEntry(**arrays, skipped=notes.skipped, key=key)
 
 
@@ -160,12 +147,10 @@ def find_entry(folder: Path, key: str) -> CacheEntry | None:
         return None
     try:
         return open_entry(path, key)
-    except DamagedEntry as error:
-        log(f"{path}: decoded images are damaged ({error}), and are decoded again")
-        shutil.rmtree(path)
-    except FileNotFoundError:  # another process found it damaged first
-        pass
-    return None
+    except Exception as error:  # numpy parses a header as Python, and raises what that meets
+        log(f"{path}: decoded images are damaged ({first_line(error)}), and are decoded again")
+        shutil.rmtree(path, ignore_errors=True)  # another process may have found it damaged first
+        return None
 
 
 def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:

@@ -67,17 +67,14 @@ def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
-def empty_class_error(folder: Path, unreadable: Sequence[UnreadableImage]) -> UserError:
+def empty_class_error(folder: Path, name: str, unreadable: Sequence[UnreadableImage]) -> UserError:
     """Return the error for a class without an image that can be read, with its unreadable entries."""
+    is_folder = (folder / name).is_dir()
+    what = f"{one_line(folder / name)}: the class" if is_folder else f"{one_line(folder)}: class {printable(name)}"
     if not unreadable:
-        return UserError(f"{one_line(folder)}: the class has no images; add some or remove the folder")
-    return UserError(f"{one_line(folder)}: the class {none_readable(unreadable)}")
-
-
-def none_readable(unreadable: Sequence[UnreadableImage]) -> str:
-    """Return what is wrong with a class that has unreadable entries only."""
+        return UserError(f"{what} has no images; add some or remove the folder")
     count = f"{len(unreadable):,} cannot, first {unreadable[0]}"
-    return f"has no images that can be read; {count}. Repair them or remove the class."
+    return UserError(f"{what} has no images that can be read; {count}. Repair them or remove the class.")
 
 
 def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[int, UnreadableImage]) -> None:
@@ -92,9 +89,7 @@ def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[in
                 one for one in listing.unreadable if isinstance(one.path, Path) and one.path.is_relative_to(folder)
             ]
             found += [one for row, one in bad.items() if listing.labels[row] == label]
-            if found and not folder.is_dir():
-                raise UserError(f"{one_line(listing.folder)}: class {printable(name)} {none_readable(found)}")
-            raise empty_class_error(folder, found)
+            raise empty_class_error(listing.folder, name, found)
 
 
 @contextmanager
@@ -266,7 +261,7 @@ def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None)
             else:
                 unreadable.append(entry)
         if len(files) == before:
-            raise empty_class_error(folder / name, unreadable[unreadable_before:])
+            raise empty_class_error(folder, name, unreadable[unreadable_before:])
         labels.extend([label] * (len(files) - before))
     return ImageList(folder, classes, files, labels, tuple(unreadable))
 
