@@ -5,12 +5,17 @@ Weights, loss and optimizer state stay in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from entrypoint.core.errors import UserError
+
+# Tensor cores multiply fp8 matrices whose sizes are multiples of this (torchao.float8's manual).
+MULTIPLE = 16
 CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
@@ -46,3 +51,29 @@ def memory_format(*, channels_last: bool) -> torch.memory_format:
 def set_memory_format(model: nn.Module, *, channels_last: bool) -> nn.Module:
     """Return the model with its filters in the memory format of the images."""
     return model.to(memory_format=memory_format(channels_last=channels_last))
+
+
+def use_fp8(model: nn.Module, head: Collection[str], *, emulate: bool = False) -> nn.Module:
+    """Return the model with its linear layers but the head in fp8, by torchao; raises `UserError` if none can be.
+
+    Convolutions, normalization and the head stay in bf16. `emulate` computes the same on a device without fp8.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    names = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and name not in head
+        and module.in_features % MULTIPLE == module.out_features % MULTIPLE == 0
+    }
+    if not names:
+        raise UserError(
+            f"TRAIN_PRECISION=fp8: the model has no linear layer whose sizes are multiples of {MULTIPLE}, besides the"
+            " last one. Set TRAIN_PRECISION=bf16."
+        )
+    config = Float8LinearConfig(emulate=emulate)
+    converted: nn.Module = convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name in names
+    )
+    return converted

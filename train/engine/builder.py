@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from train.acceleration.activation_checkpointing import checkpoint_activations
-from train.acceleration.amp import configure_tf32, gradient_scaler, set_memory_format
+from train.acceleration.amp import configure_tf32, gradient_scaler, set_memory_format, use_fp8
 from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
@@ -90,8 +90,6 @@ class ModelBuilder:
         if settings.activation_checkpointing:
             checkpoint_activations(model)
         if self.plan.the_trainer().precision == "fp8":
-            from train.acceleration.fp8 import use_fp8
-
             model = use_fp8(model, head)
         if group.world_size > 1 and settings.parallelism == "fsdp":
             return self.shard(model, head)

@@ -15,8 +15,13 @@ from train.models.pruning import prune_state
 from train.models.registry import build_model, check_other_size, describe_failure
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
-from train.optimization.optimizer import arguments_error, build_optimizer
-from train.optimization.optimizer_class import argument_defaults, default_lr, find_optimizer
+from train.optimization.optimizer import (
+    argument_defaults,
+    arguments_error,
+    build_optimizer,
+    default_lr,
+    find_optimizer,
+)
 from train.planning.model_report import ModelQuestion, ModelReport, original
 from train.setting_groups.model import OWN_MODELS
 from train.settings import ImageShape, TrainSettings, read_train_settings

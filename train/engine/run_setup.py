@@ -9,13 +9,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from entrypoint.core.errors import UserError, count_text
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.paths import exists
-from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.plan.model import Plan
+from entrypoint.core.settings_base import ParsedSettings, rules_of
+from entrypoint.plan.model import Plan, TrainerPlan
 from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
 from train.acceleration.heap import HeapTrimmer
 from train.checkpoint.metadata import DataFingerprint
@@ -30,7 +31,6 @@ from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
-from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.teacher import load_teacher
 from train.engine.train_step import Trainer
 from train.evaluation.evaluate import MistakeCollector
@@ -209,11 +209,32 @@ def open_metrics(folder: Path, settings: TrainSettings, start: ResumePoint | Non
 
 
 def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -> None:
-    """Raise `UserError` on every rank if a node was given other settings, or has another plan."""
+    """Raise `UserError` on every rank if a node was given other settings, or has another plan.
+
+    Each node reads its own environment.
+    """
     own = settings_to_compare(settings, plan.the_trainer()) if group.local_rank == 0 else None
-    check_same_settings(
-        [(node_name(group, rank), one) for rank, one in enumerate(group.gather(own, dict[str, Any] | None)) if one]
-    )
+    gathered = enumerate(group.gather(own, dict[str, Any] | None))
+    (first, wanted), *others = [(node_name(group, rank), one) for rank, one in gathered if one]
+    for node, theirs in others:
+        for name in {**wanted, **theirs}:
+            if wanted.get(name) != theirs.get(name):
+                raise UserError(
+                    f"{name}: is {printable(str(theirs.get(name)))} on {node} and {printable(str(wanted.get(name)))} on"
+                    f" {first}. Give every node the same settings."
+                )
+
+
+# Of the trainer's plan: what a node's own memory, CPU and libraries decide, and what changes results by rounding alone.
+PLAN_MAY_DIFFER = frozenset({"num_workers", "ipex_packs", "winograd"})
+
+
+def settings_to_compare(settings: TrainSettings, plan: TrainerPlan) -> dict[str, Any]:
+    """Return what must be the same on every node, as JSON types by the user's names."""
+    rules = rules_of(TrainSettings)
+    own = {f"TRAIN_{name.upper()}": one for name, one in settings.to_json().items() if rules[name].nodes == "same"}
+    planned = {name: one for name, one in msgspec.to_builtins(plan).items() if name not in PLAN_MAY_DIFFER}
+    return {**own, **{f"the planned {name.replace('_', ' ')}": one for name, one in planned.items()}}
 
 
 def node_name(group: ProcessGroup, rank: int) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, first_line, printable
 from entrypoint.core.paths import is_file, read_regular
-from train.report.curves import Plot, lines_with, plots_of, without_messages
 from train.report.metrics import read_metrics
 from train.report.stragglers import stragglers_text
+from train.setting_groups.data import SCORES
 
 REPORT_FILE, SKIPPED_FILE, BATCH_FILE = "report.html", "skipped.txt", "batch.png"
 RUN_FILES = ("summary.json", "plan.json", "evaluation.json", "settings.json", "ranks.json")
@@ -167,6 +171,79 @@ def most_confused(classes: Sequence[str], confusion: Sequence[Sequence[int]]) ->
         if row != column and count
     )
     return [(f"{label} → {other}", count) for count, label, other in sorted(pairs, reverse=True)[:LISTED]]
+
+
+def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind that have a number in each field."""
+    return [line for line in lines if line["kind"] == kind and all(is_drawable(line.get(field)) for field in fields)]
+
+
+def is_drawable(value: object) -> bool:
+    """Return whether a value is a number that fits a float; Python's integers may be of any size."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_INT)
+
+
+MAX_INT = 2**63
+Curve = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One drawing over the epochs: by label, the epochs and the values of each curve."""
+
+    title: str
+    curves: dict[str, Curve]
+    from_zero: bool = False
+
+    def draw(self, axes: Any) -> None:
+        """Draw the curves with matplotlib."""
+        for label, (epochs, values) in self.curves.items():
+            axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1, label=label)
+        axes.set_title(self.title)
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
+        if self.from_zero:
+            axes.set_ylim(bottom=0)
+        if len(self.curves) > 1:
+            axes.legend(loc="upper right")  # loc="best" is slow
+
+
+def curve_of(lines: list[dict[str, Any]], field: str) -> Curve:
+    """Return the epochs of some lines, and the values of a field."""
+    return [line["epoch"] for line in lines], [line[field] for line in lines]
+
+
+def plots_of(lines: list[dict[str, Any]]) -> list[Plot]:
+    """Return loss, accuracy and throughput by the lines of metrics.jsonl, nothing if a curve would be one point.
+
+    Why nothing: drawing imports matplotlib, which takes long.
+    """
+    name = "val" if lines_with(lines, "epoch", "val_loss") else "test"
+    scores = (score for score in SCORES.values() if lines_with(lines, "epoch", f"{name}_{score}"))
+    score = next(scores, SCORES["classify"])
+    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
+    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_{score}")
+    if max(len(steps), len(epochs)) < 2:
+        return []
+    return [
+        Plot("loss", {"train": curve_of(steps, "loss"), name: curve_of(epochs, f"{name}_loss")}),
+        Plot(f"{name} {score}, %", {name: curve_of(epochs, f"{name}_{score}")}),
+        Plot("images/s", {"train": curve_of(steps, "images_per_second")}, from_zero=True),
+    ]
+
+
+@contextmanager
+def without_messages() -> Iterator[None]:
+    """Keep matplotlib from printing: that it lists the fonts, and which letters its font lacks."""
+    logger = logging.getLogger("matplotlib.font_manager")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph", UserWarning)
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 @without_messages()

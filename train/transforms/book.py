@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample, interpolate, pad
+from torch.nn.functional import grid_sample, pad
 
 from train.settings import BOOK_PIXELS
 from train.transforms.batch_tensors import copy_to_device
@@ -41,14 +41,11 @@ def eval_transform(images: Tensor) -> Tensor:
 
 def resize_crop(images: Tensor) -> Tensor:
     """Return (N, H, W, C) images as (N, C, 224, 224) floats: shorter side resized to 255, then center-cropped."""
-    height, width = images.shape[1:3]
-    scale = BOOK_PIXELS / min(height, width)
-    size = (BOOK_PIXELS, int(scale * width)) if height <= width else (int(scale * height), BOOK_PIXELS)
-    images = images.permute(0, 3, 1, 2).float()
-    if size != (height, width):
-        images = interpolate(images, size=size, mode="bilinear", antialias=True)
-    top, left = round((size[0] - CROP) / 2), round((size[1] - CROP) / 2)
-    return images[:, :, top : top + CROP, left : left + CROP]
+    from torchvision.transforms.v2 import functional  # the import is slow
+
+    images = functional.resize(images.permute(0, 3, 1, 2).float(), [BOOK_PIXELS], antialias=True)
+    cropped: Tensor = functional.center_crop(images, [CROP, CROP])
+    return cropped
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:

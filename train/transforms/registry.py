@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -66,23 +66,18 @@ TRANSFORMS: Mapping[str, Transform] = {
 }
 
 
-@cache
-def imagenet_transform(smallest: float, share: float) -> Transform:
-    """Return ImageNet's transforms, with the smallest area of a crop, and the share that evaluation sees."""
-    return Transform(
-        imagenet.sample_params,
-        partial(imagenet.apply, smallest=smallest),
-        partial(imagenet.eval_transform, share=share),
-        is_permutation=False,
-        train_views=partial(imagenet.train_views, smallest=smallest),
-        eval_crop=partial(imagenet.eval_crop, share=share),
-    )
-
-
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
     """Return the configured transform; auto flips and shifts color images only, because flips change digits."""
     if settings.transforms == "imagenet":
-        return imagenet_transform(settings.crop_scale, settings.crop_ratio)
+        smallest, share = settings.crop_scale, settings.crop_ratio
+        return Transform(
+            imagenet.sample_params,
+            partial(imagenet.apply, smallest=smallest),
+            partial(imagenet.eval_transform, share=share),
+            is_permutation=False,
+            train_views=partial(imagenet.train_views, smallest=smallest),
+            eval_crop=partial(imagenet.eval_crop, share=share),
+        )
     if settings.transforms != "auto":
         return TRANSFORMS[settings.transforms]
     return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

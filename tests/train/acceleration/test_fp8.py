@@ -12,8 +12,7 @@ from entrypoint.core.errors import UserError
 
 pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 
-from train.acceleration.amp import autocast
-from train.acceleration.fp8 import use_fp8
+from train.acceleration.amp import autocast, use_fp8
 
 
 def make_model() -> nn.Module:

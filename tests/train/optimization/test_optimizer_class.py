@@ -13,11 +13,14 @@ from tests.factories import train_settings
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors, optimizer_tensors
 from train.models.inspection import head_names
 from train.models.registry import build_model
-from train.optimization.optimizer import block_depths, build_optimizer, lr_factors, parameter_names
-from train.optimization.optimizer_class import (
+from train.optimization.optimizer import (
     UNSUPPORTED,
+    block_depths,
+    build_optimizer,
     find_optimizer,
+    lr_factors,
     optimizer_classes,
+    parameter_names,
     parse_arguments,
     run_peak_lr,
 )

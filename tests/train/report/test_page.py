@@ -16,9 +16,8 @@ import pytest
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.train.given import imagefolder
-from train.report.curves import plots_of
 from train.report.metrics import read_metrics
-from train.report.page import advise, page_of, write_report
+from train.report.page import advise, page_of, plots_of, write_report
 from train.report.show import compare_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

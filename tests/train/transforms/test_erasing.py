@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from train.transforms.erasing import DRAWS, erase, erased_box
+from train.transforms.augmentations import ERASING_DRAWS, erase, erased_box
 
 
 def boxes(size: tuple[int, int], count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    draws = torch.rand(count, DRAWS, generator=torch.Generator().manual_seed(0)).tolist()
+    draws = torch.rand(count, ERASING_DRAWS, generator=torch.Generator().manual_seed(0)).tolist()
     found = [erased_box(row, 1.0, *size) for row in draws]
     return np.array([one for one in found if one], float)
 
@@ -32,7 +32,7 @@ def test_boxes_have_the_distribution_of_torchvision(size: tuple[int, int]) -> No
 
 def test_so_many_images_lose_one_box() -> None:
     images = torch.ones(2000, 3, 16, 12)
-    erased = erase(images, torch.rand(2000, DRAWS, generator=torch.Generator().manual_seed(1)), 0.25)
+    erased = erase(images, torch.rand(2000, ERASING_DRAWS, generator=torch.Generator().manual_seed(1)), 0.25)
     holes = (erased == 0).all(1).flatten(1).sum(1)
     assert 430 < int((holes > 0).sum()) < 570
     assert int(holes.max()) <= 0.36 * 16 * 12
@@ -40,6 +40,6 @@ def test_so_many_images_lose_one_box() -> None:
 
 
 def test_an_image_depends_on_its_own_draws_alone() -> None:
-    draws = torch.rand(20, DRAWS, generator=torch.Generator().manual_seed(2))
+    draws = torch.rand(20, ERASING_DRAWS, generator=torch.Generator().manual_seed(2))
     whole = erase(torch.ones(20, 3, 16, 16), draws, 0.5)
     assert torch.equal(whole[7:], erase(torch.ones(13, 3, 16, 16), draws[7:], 0.5))
