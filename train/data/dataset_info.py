@@ -193,32 +193,19 @@ def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
 
 
 def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:
-    """Return the facts of a synthetic set.
+    """Return the facts of a synthetic set, with a fifth of the training images for the test, and at least one a class.
 
     Each value is 2 bytes while it is made, and then 1. A value of a class's center is 8 bytes, and so is a label.
     """
-    shape = channels, height, width = synthetic_shape(settings)
-    train, test = settings.synthetic_images, synthetic_test_images(settings)
-    values = channels * height * width
-    loading = 3 * values * train + 8 * values * settings.synthetic_classes + 8 * (train + test)
-    classes = synthetic_classes(settings)
-    return DatasetInfo(train + test, shape, train_images=train, loading_bytes=loading, classes=classes)
-
-
-def synthetic_test_images(settings: TrainSettings) -> int:
-    """Return the number of test images: a fifth of the training images, and at least one per class."""
-    return max(settings.synthetic_classes, settings.synthetic_images // 5)
-
-
-def synthetic_classes(settings: TrainSettings) -> tuple[str, ...]:
-    """Return the names of a synthetic set's classes."""
-    return tuple(f"class{index}" for index in range(settings.synthetic_classes))
-
-
-def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
-    """Return (channels, height, width) of TRAIN_SYNTHETIC_SHAPE."""
     channels, height, width = (int(part) for part in settings.synthetic_shape.split("x"))
-    return channels, height, width
+    train, count = settings.synthetic_images, settings.synthetic_classes
+    test = max(count, train // 5)
+    values = channels * height * width
+    loading = 3 * values * train + 8 * values * count + 8 * (train + test)
+    classes = tuple(f"class{index}" for index in range(count))
+    return DatasetInfo(
+        train + test, (channels, height, width), train_images=train, loading_bytes=loading, classes=classes
+    )
 
 
 @dataclass

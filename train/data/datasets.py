@@ -19,7 +19,7 @@ from train.checkpoint.metadata import DataFingerprint
 from train.data.cache.fingerprint import digest_of_file, fingerprint_of_arrays, fingerprint_of_files
 from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
-from train.data.dataset_info import list_files, synthetic_classes, synthetic_shape, synthetic_test_images
+from train.data.dataset_info import inspect_synthetic, list_files
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
 from train.data.sources.targets import Targets
@@ -197,8 +197,8 @@ def load_digits(_: TrainSettings) -> DataSet:
 
 def load_synthetic(settings: TrainSettings) -> DataSet:
     """Return noise around one random image per class: learnable, in any shape, equal for equal seeds."""
-    channels, height, width = synthetic_shape(settings)
-    classes = settings.synthetic_classes
+    facts, classes = inspect_synthetic(settings), settings.synthetic_classes
+    channels, height, width = facts.shape
     centres = torch.randint(
         64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres")
     )
@@ -211,9 +211,8 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
             images[start : start + 4096] += centres[labels[start : start + 4096]].to(torch.int16)
         return ImageTensors(images.to(torch.uint8), labels)
 
-    names = synthetic_classes(settings)
-    train, test = settings.synthetic_images, synthetic_test_images(settings)
-    return DataSet(draw(train, "train"), draw(test, "test"), names, (channels, height, width))
+    test = draw(facts.images - facts.train_images, "test")
+    return DataSet(draw(facts.train_images, "train"), test, facts.classes, facts.shape)
 
 
 def load_torchvision(settings: TrainSettings, name: str) -> DataSet:

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import UserError
 from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
-from train.settings import TrainSettings
 
 
 class SyncBatchNormFunction(torch.autograd.Function):
@@ -169,17 +167,3 @@ def synchronize(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatch
     norm.memory = memory
     synchronized: SyncBatchNorm = norm
     return synchronized
-
-
-def warn_without_batchnorm(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> None:
-    """Print that TRAIN_SYNC_BATCHNORM has no effect on this model; the plan does so for the cnn."""
-    value = settings.sync_batchnorm
-    if value == "auto" or settings.model == "cnn" or group.world_size == 1 or has_batchnorm(model):
-        return
-    if group.is_main:
-        write_stderr(f"train: TRAIN_SYNC_BATCHNORM={int(value)} has no effect: {settings.model} has no BatchNorm")
-
-
-def has_batchnorm(model: nn.Module) -> bool:
-    """Return whether any of the model's modules is a BatchNorm."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())

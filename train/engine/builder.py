@@ -22,7 +22,7 @@ from train.checkpoint.optimizer_state import check_optimizer_state, load_optimiz
 from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
 from train.distributed.process_group import ProcessGroup
-from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
+from train.distributed.sync_batchnorm import convert_sync_batchnorm
 from train.engine.train_step import Trainer, TrainState
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
@@ -84,7 +84,7 @@ class ModelBuilder:
         if weights:
             weights.load_into(model)
         head = head_names(model, len(self.classes))
-        if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
+        if group.world_size > 1 and settings.sync_batchnorm:
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
         freeze(model, settings.freeze, head)
         if settings.activation_checkpointing:
@@ -151,7 +151,6 @@ class ModelBuilder:
         if start and self.settings.prune_ratio and self.settings.parallelism == "ddp":
             slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start, None if start else self.load_weights())
-        warn_without_batchnorm(model, self.settings, self.group)
         schedule = lr_schedule(self.settings, total_steps, steps_per_epoch)
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)

@@ -138,8 +138,7 @@ def build_optimizer(
     """
     kind = find_optimizer(settings)
     taken = argument_defaults(kind)
-    lr = peak_lr(settings, default_lr(settings, kind))
-    arguments: dict[str, Any] = {"lr": lr, **parse_arguments(settings, kind)}
+    arguments: dict[str, Any] = {"lr": run_peak_lr(settings), **parse_arguments(settings, kind)}
     if "weight_decay" in taken:
         arguments["weight_decay"] = settings.weight_decay
     if "fused" in taken:

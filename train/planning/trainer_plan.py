@@ -120,7 +120,7 @@ def plan_trainer(
         *resume_decisions,
         *decide_tensorboard(given.values),
     )
-    unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
+    unused = unused_settings(given, source, ranks, workers, report)
     said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from entrypoint.core.errors import printable
 from entrypoint.core.setting_types import value_text
 from entrypoint.core.settings_base import ParsedSettings, rules_of, variable_name
+from train.planning.model_report import ModelReport
 from train.settings import TrainSettings
 
 FROM_MEMORY = "batches come from memory, without loader workers"
@@ -29,12 +30,13 @@ def needed_setting(settings: TrainSettings, needs: str) -> str:
 
 
 def exclusions(
-    settings: TrainSettings, data_source: str, world_size: int, num_workers: int, *, has_weight_decay: bool
+    settings: TrainSettings, data_source: str, world_size: int, num_workers: int, report: ModelReport
 ) -> tuple[tuple[str, bool, str], ...]:
     """Return (field, whether it has no effect, why) where that hangs on more than one other setting."""
     in_memory, alone, epochs = data_source == "memory", world_size == 1, settings.epochs
     uncached = data_source == "stream" and settings.dataset != "shards"  # the index of shards is cached
     last_epochs = max(settings.early_stopping, settings.eval_every)
+    no_batchnorm = report.parameters > 0 and not report.batchnorm_layers
     unchanged = settings.transforms == settings.augment == "none" and not settings.erasing
     return (
         ("num_workers", in_memory, FROM_MEMORY),
@@ -45,8 +47,8 @@ def exclusions(
         ("teacher", not settings.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
         ("cache_dir", not settings.reads_files, f"{settings.dataset} is not decoded"),
         ("cache_dir", uncached, "streamed images are not cached"),
-        ("weight_decay", not has_weight_decay, NO_DECAY),
-        ("decay_norms", not has_weight_decay, NO_DECAY),
+        ("weight_decay", not report.has_weight_decay, NO_DECAY),
+        ("decay_norms", not report.has_weight_decay, NO_DECAY),
         ("decay_norms", not settings.weight_decay, "there is no weight decay"),
         (
             "schedule",
@@ -69,7 +71,7 @@ def exclusions(
         ("gradient_compression", alone, ON_ONE_RANK),
         ("ddp_find_unused_parameters", alone, ON_ONE_RANK),
         ("sync_batchnorm", alone, ON_ONE_RANK),
-        ("sync_batchnorm", settings.model == "cnn", "the cnn has no BatchNorm"),
+        ("sync_batchnorm", settings.model == "cnn" or no_batchnorm, f"{settings.model} has no BatchNorm"),
     )
 
 
@@ -78,12 +80,11 @@ def unused_settings(
     data_source: str,
     world_size: int,
     num_workers: int,
-    *,
-    has_weight_decay: bool = True,
+    report: ModelReport,
 ) -> tuple[str, ...]:
     """Return a line for each setting of the user that has no effect in this run."""
     settings, defaults = given.values, TrainSettings()
-    rows = exclusions(settings, data_source, world_size, num_workers, has_weight_decay=has_weight_decay)
+    rows = exclusions(settings, data_source, world_size, num_workers, report)
     lines = []
     for field, rules in rules_of(TrainSettings).items():
         if field not in given.sources or getattr(settings, field) == getattr(defaults, field):

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from entrypoint.core.console import STDERR, STDOUT
@@ -68,13 +69,6 @@ def build_progress(
     return BarProgress(epochs, total_steps) if kind == "bar" else LineProgress(epochs, total_steps)
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as 1:02:03 or 2:03."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
 class LineProgress(ProgressReporter):
     """One line per log interval, for pipes and batch logs."""
 
@@ -85,7 +79,7 @@ class LineProgress(ProgressReporter):
         """Print one line."""
         self.print(
             f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.total_steps}  loss {loss:.4f}"
-            f"  {images_per_second:,.0f} images/s  left {duration(left_s)}"
+            f"  {images_per_second:,.0f} images/s  left {timedelta(seconds=round(left_s))}"
         )
 
     def print(self, line: str) -> None:
@@ -129,7 +123,7 @@ class BarProgress(ProgressReporter):
                 epoch=epoch + 1,
                 loss=f"{loss:.4f}",
                 speed=f"{images_per_second:,.0f}",
-                left=duration(left_s),
+                left=str(timedelta(seconds=round(left_s))),
             )
 
     def print(self, line: str) -> None:

@@ -7,13 +7,10 @@ import torch
 from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores, script
-from tests.factories import train_settings
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import (
     SyncBatchNorm,
     convert_sync_batchnorm,
-    has_batchnorm,
-    warn_without_batchnorm,
 )
 
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
@@ -114,8 +111,6 @@ def test_sync_batchnorm_replaces_all_and_keeps_names_and_values() -> None:
         name: value.tolist() for name, value in before.items()
     }
     assert torch.equal(model.eval()(torch.ones(2, 3, 6, 6)), expected)
-    assert has_batchnorm(model)
-    assert not has_batchnorm(nn.Linear(2, 2))
 
 
 def test_sync_batchnorm_keeps_hooks_and_shared_layers() -> None:
@@ -129,23 +124,3 @@ def test_sync_batchnorm_keeps_hooks_and_shared_layers() -> None:
     assert norm.gain == 2.0
     norm.eval()(torch.randn(2, 4, 3, 3))
     assert seen == ["hook"]
-
-
-@pytest.mark.parametrize(
-    ("value", "model", "rank", "ranks", "is_named"),
-    [
-        (False, nn.Linear(2, 2), 0, 2, True),
-        (True, nn.Linear(2, 2), 0, 2, True),
-        (False, nn.Linear(2, 2), 1, 2, False),
-        (False, nn.Linear(2, 2), 0, 1, False),
-        ("auto", nn.Linear(2, 2), 0, 2, False),
-        (False, nn.BatchNorm1d(2), 0, 2, False),
-    ],
-)
-def test_setting_is_named_for_model_without_batchnorm(
-    value: object, model: nn.Module, rank: int, ranks: int, is_named: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = train_settings({"model": "alexnet", "sync_batchnorm": value})
-    warn_without_batchnorm(model, settings, ProcessGroup(rank, ranks, rank, torch.device("cpu")))
-    line = f"train: TRAIN_SYNC_BATCHNORM={int(value is True)} has no effect: alexnet has no BatchNorm\n"
-    assert capsys.readouterr().err == (line if is_named else "")

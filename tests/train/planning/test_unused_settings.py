@@ -6,6 +6,7 @@ import pytest
 
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from tests.factories import train_settings
+from train.planning.model_report import ModelReport
 from train.planning.unused_settings import exclusions, unused_settings
 from train.settings import TrainSettings, read_train_settings
 
@@ -88,20 +89,22 @@ def test_setting_without_effect_is_named_and_only_then(
 ) -> None:
     name, value = setting.split("=")
     useless = read_train_settings({name: value} | without, {})
-    decays = useless.values.optimizer != "rprop"
-    lines = unused_settings(useless, source, ranks, workers_of(useless), has_weight_decay=decays)
+    report = ModelReport(has_weight_decay=useless.values.optimizer != "rprop", parameters=9)
+    lines = unused_settings(useless, source, ranks, workers_of(useless), report)
     (line,) = [one for one in lines if one.startswith(setting)]
     assert line.startswith(f"{setting} has no effect: ")
     useful = read_train_settings(within | {name: value}, {})
     assert not [
-        one for one in unused_settings(useful, other_source, other_ranks, workers_of(useful)) if one.startswith(setting)
+        one
+        for one in unused_settings(useful, other_source, other_ranks, workers_of(useful), ModelReport())
+        if one.startswith(setting)
     ]
 
 
 def test_every_row_is_a_setting_and_has_a_case() -> None:
     fields = {setting.partition("=")[0].removeprefix("TRAIN_").lower() for setting, *_ in CASES}
     needing = {name for name, rules in rules_of(TrainSettings).items() if rules.needs}
-    rows = exclusions(TrainSettings(), "memory", 1, 0, has_weight_decay=True)
+    rows = exclusions(TrainSettings(), "memory", 1, 0, ModelReport())
     assert {*(field for field, _, _ in rows), *needing} == fields
 
 
@@ -113,4 +116,4 @@ def test_defaults_are_never_named() -> None:
         "TRAIN_OPTIMIZER": "adam",
         "TRAIN_PRUNE_WARMUP": "1",
     }
-    assert unused_settings(read_train_settings(environ, {}), "memory", 1, 0) == ()
+    assert unused_settings(read_train_settings(environ, {}), "memory", 1, 0, ModelReport()) == ()

@@ -248,12 +248,8 @@ def decode_split(
     reserve_disk(target)
     starts = range(0, len(listing), CHUNK)
     with ThreadPoolExecutor(workers.count, initializer=init_worker, initargs=(workers.cpus,)) as pool:
-        try:
-            decoded = pool.map(lambda start: decode_chunk(listing, start, rows), starts)
-            return dict(item for chunk in decoded for item in chunk)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        decoded = pool.map(lambda start: decode_chunk(listing, start, rows), starts)
+        return dict(item for chunk in decoded for item in chunk)
 
 
 def reserve_disk(path: Path) -> None:

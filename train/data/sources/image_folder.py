@@ -151,12 +151,6 @@ def class_folders(folder: Path) -> dict[str, os.DirEntry[str]]:
     return {name: entries[name] for name in sorted(entries) if not name.startswith(".") and name not in IGNORED_FOLDERS}
 
 
-def val_folder(test: Path) -> Path | None:
-    """Return the folder val/ next to test/, None without one: then val/ may be what is tested."""
-    val = test.with_name("val")
-    return val if test.name == "test" and has_classes(val) else None
-
-
 def class_names(folder: Path) -> tuple[str, ...]:
     """Return a split's classes, its subfolders in order of name.
 
@@ -177,7 +171,9 @@ LINK_UPWARD = "a link to a folder above it"
 def split_classes(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None, tuple[str, ...]]:
     """Return the folders of train, test and val, if any, and their classes; raises `UserError` where these differ."""
     train, test = split_folders(data_dir, only_test=only_test)
-    val = val_folder(test) if not only_test and train != test else None
+    val = test.with_name("val") if test.name == "test" and train != test and not only_test else None
+    if val and not has_classes(val):  # without images, or what is tested
+        val = None
     splits = {f"{folder.name}/": class_names(folder) for folder in (train, test, val) if folder}
     check_same_classes(data_dir, splits)
     return train, test, val, splits[f"{train.name}/"]
