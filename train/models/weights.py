@@ -152,10 +152,12 @@ def fit_weights(
         )
     if settings.weights_strict and (strange or unused):
         name = strange[0] if strange else unused[0]
+        trained_at = origin.shape or getattr(inner, "pretrained_cfg", {}).get("input_size")
+        side = f"={trained_at[1]}" if trained_at else ""
         raise UserError(
             f"{source}: is of another model than {printable(settings.model)}: {printable(name)} is"
             f" {shape_text(state.get(name))} there and {shape_text(own.get(name))} here. Set"
-            " TRAIN_MODEL or TRAIN_IMAGE_SIZE as it was trained, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
+            f" TRAIN_MODEL or TRAIN_IMAGE_SIZE{side} as it was trained, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
         )
     linear = tuple(name for name in head if isinstance(inner.get_submodule(name), nn.Linear))
     zeroed = tuple(name for name in new if in_modules(name, linear))

@@ -11,14 +11,14 @@ from train.planning.optimizers import ELEMENTWISE
 from train.planning.trained_run import read_trained_run
 from train.setting_groups.arguments import parse_class_weights
 from train.setting_groups.optimization import LOSSES
-from train.settings import TrainSettings
+from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # What poolings, and speednet's whitening, leave nothing of.
 MIN_PIXELS = {"cnn": 4, "speednet": 9, "speednet-half": 9}
 
 
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
-    """Raise `UserError` for a model or batch that the run would refuse at its start."""
+    """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_bias(given)
     check_smallest_images(given, dataset)
     check_optimizer(given)
@@ -30,6 +30,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
+    check_profile_length(given, dataset)
 
 
 def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
@@ -45,6 +46,20 @@ def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
         raise UserError(
             f"{source}: was trained on images of {count_text(trained.shape[0], 'channel')}, and these have"
             f" {dataset.shape[0]}. Name another one."
+        )
+
+
+def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` if the run has fewer steps than TRAIN_PROFILE needs after its warm-up."""
+    settings = given.values
+    if not settings.profile or not dataset.counted_all or not dataset.train_images:
+        return
+    steps = settings.total_steps(images_to_train(settings, dataset) // settings.batch_size)
+    needed = PROFILE_WARM_UP + settings.profile
+    if steps < needed:
+        raise UserError(
+            f"{given.sources['profile']}: needs {needed} steps, {PROFILE_WARM_UP} of them as a warm-up, and this run"
+            f" has {steps}. Lower it to {max(0, steps - PROFILE_WARM_UP)} or train longer."
         )
 
 

@@ -411,6 +411,6 @@ def test_weights_for_another_size_are_refused(of: str, tmp_path: Path) -> None:
     settings = train_settings(model="timm:mixer_s32_224", weights=str(tmp_path / "a.safetensors"))
     model = build_model(settings, (3, 64, 64), 5)
     with pytest.raises(
-        UserError, match=r"of another model than timm:mixer_s32_224: .* Set TRAIN_MODEL or TRAIN_IMAGE_SIZE"
+        UserError, match=r"of another model than timm:mixer_s32_224: .* Set TRAIN_MODEL or TRAIN_IMAGE_SIZE=224 as it"
     ):
         load_weights(settings, model, (3, 64, 64), tuple("abcde"))
