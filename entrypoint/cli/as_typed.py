@@ -19,16 +19,9 @@ TABLE, KEY = re.compile(r"\s*\[\s*(\w+)\s*\]"), re.compile(r"\s*(?:(\w+)\.)?\"?(
 
 def typed_flags(command: CommandLine) -> dict[str, str]:
     """Return `--epochs=3` by `TRAIN_EPOCHS=3` for each flag."""
-    groups = {
-        "LAUNCH_": command.launch_flags,
-        "TRAIN_": command.train_flags,
-        "TUNE_": command.tune_flags,
-        "PREDICT_": command.predict_flags,
-    }
     return {
-        f"{variable_name(prefix, name)}={printable(value)}": f"{flag_name(name)}={printable(value)}"
-        for prefix, flags in groups.items()
-        for name, value in flags.items()
+        f"{variable}={printable(value)}": f"{flag_name(variable.partition('_')[2].lower())}={printable(value)}"
+        for variable, value in command.flags.items()
     }
 
 

@@ -37,7 +37,7 @@ def apply_saved_tuning(command: CommandLine, inputs: PlanInputs) -> tuple[PlanIn
     tuned = load(inputs, lambda: settings_affecting_speed(command, inputs))
     if tuned is None or tuned.not_used:
         return inputs, tuned
-    return apply_tuning(inputs, tuned, command.launch_flags), tuned
+    return apply_tuning(inputs, tuned, command.flags), tuned
 
 
 def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mapping[str, Any]:
@@ -47,7 +47,7 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
     from train.data.dataset_info import inspect_dataset
     from train.settings import read_train_settings
 
-    values = read_train_settings(inputs.environ, command.train_flags).values
+    values = read_train_settings(inputs.environ, command.flags).values
     return {**values.speed_relevant(), "shape": inspect_dataset(values).shape}
 
 
@@ -73,9 +73,9 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
     if working_folder() is None:
         raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
-    asked = read_train_settings(inputs.environ, command.train_flags)
+    asked = read_train_settings(inputs.environ, command.flags)
     asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
-    asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.train_flags)
+    asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.flags)
     facts = inspect_dataset(asked.values)
     if trained:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
@@ -168,5 +168,5 @@ def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Pat
     from train.data.cache_folder import cache_folder
     from train.settings import read_train_settings
 
-    training = read_train_settings(inputs.environ, command.train_flags).values
+    training = read_train_settings(inputs.environ, command.flags).values
     return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]

@@ -23,7 +23,7 @@ from entrypoint.plan.model import Program
 
 
 class CommandLine(Struct, frozen=True, kw_only=True):
-    """A parsed command line. Flags are by field name; `program` is None for the built-in trainer.
+    """A parsed command line. `flags` are by variable; `program` is None for the built-in trainer.
 
     `help_text` is set if only help or the version is to be printed. `words` are those after the flags, and `target` is
     the program that a `plan` or `tune` is for.
@@ -31,10 +31,7 @@ class CommandLine(Struct, frozen=True, kw_only=True):
 
     command: str
     target: str = ""
-    launch_flags: Mapping[str, str] = field(default_factory=dict)
-    train_flags: Mapping[str, str] = field(default_factory=dict)
-    predict_flags: Mapping[str, str] = field(default_factory=dict)
-    tune_flags: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
     switches: frozenset[str] = frozenset()
     config: Path | None = None
     machine: Path | None = None
@@ -203,7 +200,7 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
             visible = show_all or about.is_basic
             group.add_argument(
                 about.flag,
-                dest=model.PREFIX + about.name,
+                dest=about.variable,
                 default=argparse.SUPPRESS,
                 metavar=metavar(about),
                 help=help_text(about) if visible else argparse.SUPPRESS,
@@ -212,27 +209,20 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
 
 
 def read_arguments(
-    name: str, target: str, flags: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
+    name: str, target: str, flag_words: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
 ) -> CommandLine:
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
     command = COMMANDS[name]
-    arguments, unknown = build_parser(name, groups).parse_known_args(flags)
+    arguments, unknown = build_parser(name, groups).parse_known_args(flag_words)
     values = vars(arguments)
     takes_words = target == "run" or (command.words and not command.has_target)
     stray: tuple[str, ...] = () if takes_words else words
     if unknown or stray:
         raise unknown_word(name, target, [*unknown, *stray][0], groups)
-    by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUP_TITLES}
-    for group in groups:
-        given = [field for field in values if field.startswith(group.PREFIX)]
-        by_group[group.PREFIX] = {field.removeprefix(group.PREFIX): str(values[field]) for field in given}
     return CommandLine(
         command=name,
         target=target,
-        launch_flags=by_group["LAUNCH_"],
-        train_flags=by_group["TRAIN_"],
-        tune_flags=by_group["TUNE_"],
-        predict_flags=by_group["PREDICT_"],
+        flags={name: str(value) for name, value in values.items() if name.startswith(tuple(GROUP_TITLES))},
         switches=frozenset(switch for switch in command.switches if values[switch.replace("-", "_")]),
         config=Path(values["config"]) if values.get("config") else None,
         machine=Path(values["machine"]) if values.get("machine") else None,

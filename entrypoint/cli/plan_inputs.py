@@ -54,7 +54,7 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
     if listed := allocation.to_variable():
         environ = {**environ, ALLOCATION_VAR: listed}
     with telling_other_nodes(command, job, environ):
-        settings = read_launch_settings(environ, command.launch_flags)
+        settings = read_launch_settings(environ, command.flags)
         inputs = detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
     if not counts_load or command.machine:
@@ -150,7 +150,7 @@ def place_of_command(command: CommandLine, job: Job, environ: Mapping[str, str])
     """Return where this process stands in a job of several nodes, None if nothing here can say it."""
     group = NodeGroup()
     with suppress(UserError):  # settings that cannot be read do not say that there are nodes
-        settings = read_launch_settings(environ, command.launch_flags)
+        settings = read_launch_settings(environ, command.flags)
         environ = {**environ, SECRET_FILE_VAR: settings.values.secret_file}
         group = detect_node_group(settings, environ, job)
         if group.nnodes > 1 and settings.values.max_restarts not in ("auto", 0):
@@ -160,7 +160,7 @@ def place_of_command(command: CommandLine, job: Job, environ: Mapping[str, str])
 
 def run_identity_of(command: CommandLine, job: Job, environ: Mapping[str, str]) -> str:
     """Return what distinguishes this run from others on the same nodes."""
-    words = command.program.argv[1:] if command.program else train_words(environ, command.train_flags)
+    words = command.program.argv[1:] if command.program else train_words(environ, command.flags)
     return identify_run(job, environ, tuple(words))
 
 

@@ -96,7 +96,7 @@ def flag_name(name: str) -> str:
 def read_settings(
     model: type[SettingsT], environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> ParsedSettings[SettingsT]:
-    """Validate the variables of `model` and the flags (by field name), which win.
+    """Validate the variables of `model` and the flags (by variable), which win.
 
     An empty variable counts as unset, because compose files pass unset variables as empty ones.
     Raises `UserError` with one line for each unknown variable or bad value.
@@ -125,8 +125,8 @@ def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Ma
     written: dict[str, str] = {}
     for name in model.__struct_fields__:
         variable = variable_name(model.PREFIX, name)
-        if name in flags:
-            written[name] = f"{flag_name(name)}={flags[name]}"
+        if variable in flags:
+            written[name] = f"{flag_name(name)}={flags[variable]}"
         elif text := environ.get(variable, ""):
             written[name] = f"{variable}={text}"
     return written

@@ -37,7 +37,7 @@ def train_words(environ: Mapping[str, str], flags: Mapping[str, str]) -> Iterato
     """Yield what a run of the trainer computes: its settings that are the same on all nodes."""
     yield "train"
     for name in COMMON_SETTINGS:
-        value = flags.get(name.lower()) or environ.get(f"TRAIN_{name}")
+        value = flags.get(f"TRAIN_{name}") or environ.get(f"TRAIN_{name}")
         if value:
             yield f"TRAIN_{name}={value}"
 

@@ -112,7 +112,7 @@ def tune(
     is_trainer = inputs.program.kind == "train"
     spec = TrialSpec(
         words=tuple(words),
-        environ={**inputs.environ, **inputs.settings.as_variables(flags_only=True)},
+        environ=inputs.environ,
         seconds=settings.seconds,
         is_trainer=is_trainer,
         metric=compile_metric(settings.metric) if settings.metric and not is_trainer else None,

@@ -69,7 +69,7 @@ def check_second_node(found: dict[str, Any], launch: str) -> None:
     assert (environ["TRAIN_RESUME"], environ["TRAIN_OUTPUT_DIR"]) == ("auto", "/runs")
     program, *words = found["command"].split()
     parsed = parse_command_line(words, in_image=True)
-    assert (program, parsed.command, set(parsed.train_flags)) == ("entrypoint", "train", {"model", "epochs"})
+    assert (program, parsed.command, set(parsed.flags)) == ("entrypoint", "train", {"TRAIN_MODEL", "TRAIN_EPOCHS"})
     assert found["spot"]
 
 

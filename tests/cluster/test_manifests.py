@@ -203,7 +203,7 @@ def test_command_of_manifest_is_one_of_the_entrypoint(overlay: str) -> None:
     words = next(args for args in find_all(documents(overlay), "args") if "train" in args)
     flags = words[words.index("train") :]
     parsed = parse_command_line(flags, in_image=True)
-    assert (parsed.command, set(parsed.train_flags)) == ("train", {"model", "epochs"})
+    assert (parsed.command, set(parsed.flags)) == ("train", {"TRAIN_MODEL", "TRAIN_EPOCHS"})
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -38,8 +38,7 @@ def network_command(command: CommandLine) -> CommandLine:
         command="run",
         target="run",
         program=Program("module", words),
-        launch_flags={"quiet": "1", **command.launch_flags},
-        train_flags={},
+        flags={"LAUNCH_QUIET": "1", **command.flags},
         switches=frozenset(),
         words=words[1:],
     )

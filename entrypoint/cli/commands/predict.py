@@ -13,7 +13,7 @@ from train.predict_settings import read_predict_settings
 def run(invocation: Invocation) -> int:
     """Predict the classes of the images that the words name."""
     command, environ = invocation.command, invocation.environ
-    flags = {"format": "json", **command.predict_flags} if command.json else command.predict_flags
+    flags = {"PREDICT_FORMAT": "json", **command.flags} if command.json else command.flags
     settings = read_predict_settings(environ, flags)
     if len(command.words) < 2:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")

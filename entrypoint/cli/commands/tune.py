@@ -8,7 +8,7 @@ from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
 from entrypoint.cli.parser import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.process import resume_gc
-from entrypoint.core.settings_base import read_settings, variable_name
+from entrypoint.core.settings_base import read_settings
 from entrypoint.tune.search import TuneSettings, tune
 
 
@@ -16,9 +16,8 @@ def run(invocation: Invocation) -> int:
     """Try plans, whatever other processes do."""
     command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=False)
     resume_gc()
-    settings = read_settings(TuneSettings, inputs.environ, command.tune_flags).values
+    settings = read_settings(TuneSettings, inputs.environ, command.flags).values
     training = settings_affecting_speed(command, inputs)
     plan = build_plan(command, inputs)
-    flags = {variable_name("TRAIN_", name): value for name, value in command.train_flags.items()}
-    inputs = replace(inputs, environ={**inputs.environ, **flags})
+    inputs = replace(inputs, environ={**inputs.environ, **command.flags})
     return tune(inputs, plan, settings, training, command.program_words)

@@ -30,7 +30,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_flags_after_script_belong_to_script(script: str) -> None:
     command = parse("run", "--threads", "2", script, "--threads", "9", "--dry-run", "--help")
-    assert command.launch_flags == {"threads": "2"}
+    assert command.flags == {"LAUNCH_THREADS": "2"}
     assert command.program is not None
     assert command.program.argv == (sys.executable, script, "--threads", "9", "--dry-run", "--help")
     assert command.launches
@@ -44,31 +44,31 @@ def test_module_runs_as_python_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "launch", "train"),
+    ("argv", "flags"),
     [
-        (["train", "--epochs=3", "--nproc-per-node", "2"], {"nproc_per_node": "2"}, {"epochs": "3"}),
-        (["train", "--oversubscribe", "--bias", "0"], {"oversubscribe": "1"}, {"bias": "0"}),
-        (["plan", "--epochs", "3", "train", "--threads", "1"], {"threads": "1"}, {"epochs": "3"}),
-        (["train", "--data-source=stream", "--launcher", "local"], {"launcher": "local"}, {"data_source": "stream"}),
-        (["plan"], {}, {}),
+        (["train", "--epochs=3", "--nproc-per-node", "2"], {"LAUNCH_NPROC_PER_NODE": "2", "TRAIN_EPOCHS": "3"}),
+        (["train", "--oversubscribe", "--bias", "0"], {"LAUNCH_OVERSUBSCRIBE": "1", "TRAIN_BIAS": "0"}),
+        (["plan", "--epochs", "3", "train", "--threads", "1"], {"LAUNCH_THREADS": "1", "TRAIN_EPOCHS": "3"}),
+        (["train", "--threads=1", "--threads=2"], {"LAUNCH_THREADS": "2"}),
+        (["plan"], {}),
     ],
 )
-def test_flags_are_names_of_settings(argv: list[str], launch: dict[str, str], train: dict[str, str]) -> None:
+def test_flags_are_names_of_settings(argv: list[str], flags: dict[str, str]) -> None:
     command = parse(*argv)
-    assert (command.launch_flags, command.train_flags) == (launch, train)
+    assert command.flags == flags
     assert command.program is None
 
 
-@pytest.mark.parametrize("flag", ["--oversubscribe", "--quiet"])
-def test_boolean_flag_does_not_take_the_script_as_value(script: str, flag: str) -> None:
-    command = parse("run", flag, script)
-    assert command.launch_flags == {flag[2:]: "1"}
+@pytest.mark.parametrize("name", ["oversubscribe", "quiet"])
+def test_boolean_flag_does_not_take_the_script_as_value(script: str, name: str) -> None:
+    command = parse("run", f"--{name}", script)
+    assert command.flags == {f"LAUNCH_{name.upper()}": "1"}
     assert command.program_words == ("run", script)
 
 
 def test_tune_takes_flags_before_the_program(script: str) -> None:
     command = parse("tune", "--minutes", "2", "--threads", "1", "run", "--quiet", script, "--minutes", "7")
-    assert (command.tune_flags, command.launch_flags) == ({"minutes": "2"}, {"threads": "1", "quiet": "1"})
+    assert command.flags == {"TUNE_MINUTES": "2", "LAUNCH_THREADS": "1", "LAUNCH_QUIET": "1"}
     assert command.program_words == ("run", script, "--minutes", "7")
 
 
@@ -145,14 +145,14 @@ def test_version_and_overview_need_no_command() -> None:
 def test_many_words_are_read_in_linear_time() -> None:
     words = [f"{number}.jpg" for number in range(200_000)]
     command = parse("predict", "runs/latest", *words, "--top", "3", words[0])
-    assert command.predict_flags == {"top": "3"}
+    assert command.flags == {"PREDICT_TOP": "3"}
     assert command.words == ("runs/latest", *words, words[0])
 
 
 def test_switch_may_be_the_last_word_after_a_folder(tmp_path: Path) -> None:
     command = parse_command_line(["train", "--threads", "2", str(tmp_path), "--epochs", "3", "--quiet"])
-    assert command.train_flags == {"data_dir": str(tmp_path), "epochs": "3"}
-    assert command.launch_flags == {"threads": "2", "quiet": "1"}
+    train = {"TRAIN_DATA_DIR": str(tmp_path), "TRAIN_EPOCHS": "3"}
+    assert command.flags == {**train, "LAUNCH_THREADS": "2", "LAUNCH_QUIET": "1"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_defaults_need_nothing_set() -> None:
 
 def test_flag_wins_over_variable_and_both_keep_spelling() -> None:
     environ = {"LAUNCH_THREADS": "3", "LAUNCH_DEVICE": "cpu"}
-    settings = read_launch_settings(environ, {"threads": "5"})
+    settings = read_launch_settings(environ, {"LAUNCH_THREADS": "5"})
     assert settings.values.threads == 5
     assert settings.sources == {"threads": "--threads=5", "device": "LAUNCH_DEVICE=cpu"}
 
@@ -105,7 +105,7 @@ def test_several_bad_variables_give_one_line_each() -> None:
 
 def test_invalid_flag_is_named_as_flag() -> None:
     with pytest.raises(UserError) as error:
-        read_train_settings({"TRAIN_EPOCHS": "3"}, {"epochs": "x"})
+        read_train_settings({"TRAIN_EPOCHS": "3"}, {"TRAIN_EPOCHS": "x"})
     assert said(error).startswith("--epochs=x: ")
 
 

@@ -39,7 +39,7 @@ def test_identity_is_one_short_printable_line() -> None:
 
 def test_identity_of_training_has_settings_of_all_nodes_alone() -> None:
     environ = {"TRAIN_LR": "0.1", "TRAIN_DATA_DIR": "/node1/data", "TRAIN_SEED": ""}
-    assert list(train_words(environ, {"model": "resnet18"})) == ["train", "TRAIN_MODEL=resnet18", "TRAIN_LR=0.1"]
+    assert list(train_words(environ, {"TRAIN_MODEL": "resnet18"})) == ["train", "TRAIN_MODEL=resnet18", "TRAIN_LR=0.1"]
 
 
 def test_port_of_the_user_is_a_run_of_its_own() -> None:

@@ -88,7 +88,7 @@ def test_recipe_alone_builds_no_model_to_plan() -> None:
 
 
 def test_empty_flag_keeps_images_of_one_size() -> None:
-    given = read_train_settings({"TRAIN_RECIPE": "speedrun"}, {"size_schedule": ""})
+    given = read_train_settings({"TRAIN_RECIPE": "speedrun"}, {"TRAIN_SIZE_SCHEDULE": ""})
     chosen, _ = with_recipe(given, make_test_plan(make_machine(4), {}), CIFAR)
     assert (chosen.values.size_schedule, chosen.values.model) == ("", "speednet-half")
 

@@ -15,7 +15,7 @@ from train.settings import TrainSettings, read_train_settings
 
 
 def resumed(folder: Path, **fields: str) -> tuple[TrainSettings, str]:
-    flags = {"resume": str(folder), **fields}
+    flags = {f"TRAIN_{name.upper()}": value for name, value in {"resume": str(folder), **fields}.items()}
     parsed, variables, decisions = with_resumed_settings(read_train_settings({}, flags), {}, flags)
     assert read_train_settings(variables, flags).values == parsed.values, "the ranks read the same"
     return parsed.values, "".join(one.reason for one in decisions)

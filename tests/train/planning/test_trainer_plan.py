@@ -119,7 +119,7 @@ def test_fsdp_uses_all_ranks_and_disables_ipex(ranks: int, said: str) -> None:
 
 
 def test_trainer_flags_become_variables_of_ranks() -> None:
-    made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
+    made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"TRAIN_EPOCHS": "5"})
     assert made.environment.variables["TRAIN_EPOCHS"] == "5"
     assert "TRAIN_SEED" not in made.environment.variables
 

@@ -49,7 +49,7 @@ def test_unwritable_run_folder_raises_even_for_root(output: str) -> None:
 
 def test_reproduce_command_has_settings_and_is_quoted(tmp_path: Path) -> None:
     environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
-    given = read_train_settings(environ, {"epochs": "3"})
+    given = read_train_settings(environ, {"TRAIN_EPOCHS": "3"})
     words = shlex.split(run_folder.reproduce_command(given, make_test_plan(make_machine(2), environ), environ))
     assert words[:2] == ["cd", str(Path.cwd())]
     assert {
