@@ -42,16 +42,11 @@ def main() -> int:
     except BrokenPipeError:  # `entrypoint plan | head`
         return ExitCode.DONE
     except OSError as error:  # whatever else a machine refuses: a full disk, no more processes or descriptors
-        return report_error(os_error_line(error))
+        where = f"{printable(error.filename)}: " if error.filename else ""
+        line = f"{where}{error.strerror or first_line(error)}. `entrypoint doctor` checks this machine."
+        return report_error(UserError(line, ExitCode.MACHINE))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-
-
-def os_error_line(error: OSError) -> UserError:
-    """Return the error of one line for what the system refused."""
-    where = f"{printable(error.filename)}: " if error.filename else ""
-    line = f"{where}{error.strerror or first_line(error)}. `entrypoint doctor` checks this machine."
-    return UserError(line, ExitCode.MACHINE)
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:

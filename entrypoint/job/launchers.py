@@ -149,11 +149,6 @@ def open_mpi_master(environ: Mapping[str, str]) -> str:
     return match[1] if match and not environ.get("SLURM_JOB_NODELIST") else ""
 
 
-def flux_tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Return the tasks of a Flux job on this node, if its totals determine them (flux-environment(7))."""
-    return tasks_by_totals(number(environ, "FLUX_JOB_SIZE", 1), number(environ, "FLUX_JOB_NNODES", 0))
-
-
 # The innermost launcher wins: torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in
 # every rank. Cray's PMI is last, because srun sets its variables too.
 LAUNCHERS = (
@@ -216,7 +211,10 @@ LAUNCHERS = (
         world_size="FLUX_JOB_SIZE",
         local_rank="FLUX_TASK_LOCAL_ID",
         job_id=("FLUX_JOB_ID",),
-        local_size_of=flux_tasks_here,
+        # Only the totals are known (flux-environment(7)).
+        local_size_of=lambda environ: tasks_by_totals(
+            number(environ, "FLUX_JOB_SIZE", 1), number(environ, "FLUX_JOB_NNODES", 0)
+        ),
     ),
     Launcher(
         name="hydra (MPICH, Intel MPI)",

@@ -34,7 +34,7 @@ from entrypoint.launch.job_control import has_job_control, send_signal
 from entrypoint.launch.meeting import open_rendezvous
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
-from entrypoint.plan.model import Plan
+from entrypoint.plan.model import OutputPlan, Plan
 from entrypoint.rank.bootstrap import exec_program
 from entrypoint.supervise.child import log_late
 
@@ -99,7 +99,7 @@ def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> 
 
 def open_output(plan: Plan, restart: int) -> RankOutput | None:
     """Return the relay of the ranks' output; a single rank has the terminal to itself unless it is asked for."""
-    if not plan.relays_output:
+    if plan.nodes.nproc_per_node == 1 and plan.output == OutputPlan():
         return None
     from entrypoint.launch.rank_output import RankOutput
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import traceback
 import types
 import warnings
 from collections.abc import Mapping
@@ -45,14 +44,11 @@ def read_notebook(notebook: Path) -> Any:
         from IPython.core.inputtransformer2 import TransformerManager
 
         content = nbformat.read(str(notebook), as_version=4)  # type: ignore[no-untyped-call]
-        language = str(content.metadata.get("kernelspec", {}).get("language", "python"))
     except ImportError as error:
         fix = "Run: pip install 'reference-training[notebook]', or save the notebook as a script."
         raise UserError(f"{where}: needs {error.name}, which is not here. {fix}", ExitCode.MACHINE) from None
     except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
         raise UserError(f"{where}: cannot be read ({first_line(error)}). Save it again in Jupyter.") from None
-    if "python" not in language.lower():
-        raise UserError(f"{where}: a notebook in {printable(language)}. Only Python's can run.")
     for number, cell in enumerate(code_cells(content), 1):
         plain = TransformerManager().transform_cell(cell.source)  # type: ignore[no-untyped-call]
         try:
@@ -68,30 +64,23 @@ def code_cells(content: Any) -> list[Any]:
     return [cell for cell in content.cells if cell.cell_type == "code"]
 
 
-def start_shell(notebook: Path, names: Mapping[str, Any], folder: str) -> Any:
+def start_shell(names: Mapping[str, Any], folder: str) -> Any:
     """Return an IPython in a new `__main__` with some names, where pickles find what cells define.
 
-    It keeps its files in `folder`, and leaves exceptions to the caller.
+    It keeps its files in `folder`, and prints the traceback of a failed cell as Python does.
     """
-    from IPython.core.compilerop import CachingCompiler
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    class Compiler(CachingCompiler):
-        def get_code_name(self, _raw_code: str, _transformed_code: str, number: int) -> str:
-            return f"{notebook.name}, cell {number}"
-
     class Shell(InteractiveShell):
-        compiler_class = Compiler
-
-        def showtraceback(self, *_: Any, **__: Any) -> None:
-            pass  # the caller raises the exception
-
-        showsyntaxerror = showtraceback
+        def _showtraceback(self, kind: type, _error: BaseException, lines: list[str]) -> None:
+            if kind is not SystemExit:
+                print("\n".join(lines), file=sys.stderr)
 
     main_module = types.ModuleType("__main__")
     vars(main_module).update(names)
-    config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor", "ipython_dir": folder})
+    of_shell = {"colors": "nocolor", "xmode": "Plain", "ipython_dir": folder}
+    config = Config(HistoryManager={"enabled": False}, InteractiveShell=of_shell)
     return Shell.instance(config=config, user_module=main_module, user_ns=vars(main_module))
 
 
@@ -146,8 +135,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()
     sys.path.insert(0, str(resolve(notebook).parent))
     with TemporaryDirectory(prefix="notebook-") as folder:
-        error = run_cells(start_shell(notebook, {"__file__": sys.argv[0]}, folder), content, target)
-    sys.excepthook = traceback.print_exception  # unlike the interpreter's own, it shows the lines of cells
+        error = run_cells(start_shell({"__file__": sys.argv[0]}, folder), content, target)
+    sys.excepthook = lambda *_: None  # IPython has printed the error
     if error:
         raise error
 

@@ -19,8 +19,6 @@ IDLE_COLUMNS = (3, 4)
 STEAL_COLUMN = 7
 # The share of a one-minute-old load in the kernel's one-minute average.
 MIN_LOAD_SHARE = 0.6
-# Smaller loads come from background tasks.
-MIN_REPORTED = 0.2
 
 
 def read_cpu_ticks(
@@ -53,16 +51,6 @@ def sample_busy_cpus(seconds: float = SAMPLE_S) -> float:
     before = read_cpu_ticks(cpus)
     time.sleep(seconds)
     return busy_cpus_between(before, read_cpu_ticks(cpus))
-
-
-def busy_cpus_note(samples: Sequence[float]) -> str:
-    """Return a note about the median number of CPUs that other processes used, empty for background tasks."""
-    used = sorted(samples)[(len(samples) - 1) // 2] if samples else 0.0
-    return (
-        f", while other processes used {used:.1f} of {len(os.sched_getaffinity(0))} CPUs"
-        if used >= MIN_REPORTED
-        else ""
-    )
 
 
 class LoadSample(Struct, frozen=True):

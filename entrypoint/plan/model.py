@@ -193,11 +193,6 @@ class Plan(Struct, frozen=True, kw_only=True):
         nodes = self.nodes
         return nodes.nnodes > 1 and (nodes.max_restarts > 0 or nodes.min_nodes < nodes.nnodes)
 
-    @property
-    def relays_output(self) -> bool:
-        """Whether the output of this node's ranks is relayed: of several, or where the user asks for it."""
-        return self.nodes.nproc_per_node > 1 or self.output != OutputPlan()
-
     def decision(self, key: str) -> Decision | None:
         """Return the decision of a key, None where there is none."""
         return next((one for one in self.decisions if one.key == key), None)

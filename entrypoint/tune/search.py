@@ -14,7 +14,6 @@ from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
-from entrypoint.machine.cpu_load import busy_cpus_note, sample_busy_cpus
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.tune.candidates import (
@@ -55,14 +54,11 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
 
 
 class TuningSession(Struct):
-    """One search: how trials run, its deadline, and the rates and errors so far.
-
-    `busy_cpus` are the CPUs that other processes used before each trial.
-    """
+    """One search: how trials run, its deadline, their number, and the rates and errors so far."""
 
     spec: TrialSpec
     deadline: float
-    busy_cpus: list[float] = field(default_factory=list)
+    trials: int = 0
     rates: dict[Candidate, list[float]] = field(default_factory=dict)
     errors: dict[Candidate, str] = field(default_factory=dict)
 
@@ -79,9 +75,9 @@ class TuningSession(Struct):
         """Return a candidate's rate in a new trial, and print it; None if the program cannot run with it."""
         if candidate in self.errors:
             return None
-        self.busy_cpus.append(sample_busy_cpus())
         outcome = run_trial(self.spec, candidate)
-        trial = f"  trial {len(self.busy_cpus):>3}"
+        self.trials += 1
+        trial = f"  trial {self.trials:>3}"
         if isinstance(outcome, str):
             self.errors[candidate] = outcome
             write_stderr(f"{trial}      cannot run  {candidate}: {outcome}")
@@ -164,8 +160,8 @@ def is_faster_than_planned(result: ComparisonResult[Candidate]) -> bool:
 
 
 def describe(result: ComparisonResult[Candidate], session: TuningSession) -> str:
-    """Return the evidence for a result: rate, gain, number of plans, date, and load by other processes."""
-    count, when = len(session.rates), time.strftime("%Y-%m-%d") + busy_cpus_note(session.busy_cpus)
+    """Return the evidence for a result: rate, gain, number of plans, and date."""
+    count, when = len(session.rates), time.strftime("%Y-%m-%d")
     if not is_faster_than_planned(result):
         return f"no plan of {count} tried was faster than the untuned one, {when}"
     best, untuned = result.median(result.best), result.rates.get(BASELINE)  # the untuned plan may not run

@@ -12,7 +12,6 @@ from entrypoint.machine.cpu_load import (
     IDLE_COLUMNS,
     STEAL_COLUMN,
     busy_cpus_between,
-    busy_cpus_note,
     other_busy_cpus,
     own_cpu_seconds,
     read_cpu_ticks,
@@ -62,12 +61,6 @@ def test_sample_busy_cpus_sees_another_process() -> None:
     with busy_processes([min(os.sched_getaffinity(0))]):
         sample_busy_cpus(0.5)  # the busy process starts
         assert sample_busy_cpus(1.0) >= 0.9
-
-
-def test_busy_cpus_note_uses_the_median() -> None:
-    cpus = len(os.sched_getaffinity(0))
-    assert busy_cpus_note([0.0, 1.0, 1.0]) == f", while other processes used 1.0 of {cpus} CPUs"
-    assert busy_cpus_note([0.0, 0.0, 1.0]) == busy_cpus_note([]) == ""
 
 
 def load_of(monkeypatch: pytest.MonkeyPatch, load: float | None) -> None:

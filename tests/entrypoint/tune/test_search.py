@@ -21,7 +21,6 @@ from entrypoint.tune.search import TuningSession
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
-from tools.busy_processes import busy_processes
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 
@@ -93,16 +92,11 @@ def test_script_without_metric_is_timed_and_trainer_has_a_rate(
     entrypoint: Entrypoint,
 ) -> None:
     file = script(entrypoint.folder, "short.py", "pass")
-    cpus = sorted(os.sched_getaffinity(0))
-    with busy_processes(cpus):
-        assert entrypoint("tune", "run", file, env=FIXED | ONE).code == 0
+    assert entrypoint("tune", "run", file, env=FIXED | ONE).code == 0
     (why,) = [
         one["reason"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["key"] == "tuned"
     ]
-    found = re.search(r", while other processes used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNING_STORE=off ignores it$", why)
-    assert found, why
-    assert float(found[1]) > 0.8 * len(cpus)
-    assert int(found[2]) == len(cpus)
+    assert re.search(r"untuned one, \d{4}-\d\d-\d\d; LAUNCH_TUNING_STORE=off ignores it$", why), why
     result = entrypoint("tune", "train", env=FIXED | ONE | {"TRAIN_EPOCHS": "1"})
     assert result.code == 0, result.err
     assert "images/s" in result.err
@@ -179,13 +173,12 @@ def test_stage_without_time_does_not_undo_the_stage_before(
     session = TuningSession(TrialSpec((), {}, 1.0), time.monotonic() + 100)
 
     def measure(_: TrialSpec, candidate: Candidate) -> float:
-        if len(session.busy_cpus) >= trials:
+        if session.trials >= trials:
             session.deadline = 0.0
         values = dict(candidate.variables)
         return 1.0 + (values.get("LAUNCH_THREADS") == "1") + (values.get("OMP_WAIT_POLICY") == "passive")
 
     monkeypatch.setattr(search, "run_trial", measure)
-    monkeypatch.setattr(search, "sample_busy_cpus", lambda: 0.0)
     machine = make_machine(2)
     inputs = PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("script", ("python", "x.py")), {})
     result = search.search(session, inputs, make_test_plan(machine))
