@@ -24,20 +24,11 @@ from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
-from entrypoint.tune.store import TunedPlan, apply_tuning, load
 
 if TYPE_CHECKING:
     from train.data.dataset_info import DatasetInfo
     from train.planning.model_report import ModelReport
     from train.settings import TrainSettings
-
-
-def apply_saved_tuning(command: CommandLine, inputs: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:
-    """Return the inputs with the tuning results for this program and machine, where the user set nothing else."""
-    tuned = load(inputs, lambda: settings_affecting_speed(command, inputs))
-    if tuned is None or tuned.not_used:
-        return inputs, tuned
-    return apply_tuning(inputs, tuned, command.flags), tuned
 
 
 def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mapping[str, Any]:

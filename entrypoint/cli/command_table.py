@@ -47,12 +47,8 @@ class Command(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ("config",)
     flags_may_follow: bool = False
 
-    @property
-    def has_target(self) -> bool:
-        """Return whether `train` or `run SCRIPT` may follow."""
-        return self.words == TARGET_WORDS
 
-
+# Of commands that `train` or `run SCRIPT` may follow.
 TARGET_WORDS = f" [{'|'.join(TARGETS)} ...]"
 COMMANDS: Mapping[str, Command] = {
     "train": Command(

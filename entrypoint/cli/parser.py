@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
-from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGETS, all_groups, load_group
+from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGET_WORDS, TARGETS, all_groups, load_group
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview, version_text
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
@@ -124,7 +124,7 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
 def take_target(name: str, words: deque[str], fields: Mapping[str, SettingField | None]) -> tuple[list[str], str]:
     """Take the flags, the program that a `plan` or `tune` is for, and a folder of data; return flags and program."""
     flags, target = take_flags(words, fields), name
-    if COMMANDS[name].has_target:
+    if COMMANDS[name].words == TARGET_WORDS:
         target = "train"
         if words and words[0] in TARGETS:
             target = words.popleft()
@@ -215,7 +215,7 @@ def read_arguments(
     command = COMMANDS[name]
     arguments, unknown = build_parser(name, groups).parse_known_args(flag_words)
     values = vars(arguments)
-    takes_words = target == "run" or (command.words and not command.has_target)
+    takes_words = target == "run" or command.words not in ("", TARGET_WORDS)
     stray: tuple[str, ...] = () if takes_words else words
     if unknown or stray:
         raise unknown_word(name, target, [*unknown, *stray][0], groups)

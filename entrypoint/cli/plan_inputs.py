@@ -61,8 +61,7 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
         return inputs
     busy = other_busy_cpus(invocation.load)
     loaded = replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
-    would_reserve = 0 < 2 * loaded.busy_cpus <= len(loaded.machine.cpus)
-    if not would_reserve or settings.values.reserve_cpus != "auto":
+    if not loaded.busy_cpus or settings.values.reserve_cpus != "auto":
         return loaded
     # A burst must not cost a run its cores. Meanwhile this process needs no CPU that another one would wait for.
     return replace(inputs, machine=replace(inputs.machine, busy_cpus=sample_busy_cpus(AGAIN_S)))

@@ -32,26 +32,21 @@ def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> flo
     asked = settings.precision == "auto" and not settings.evaluate and plan.device == "cpu"
     if not asked or not hardware_support("bf16", "cpu", inputs.machine) or not is_tunable(inputs) or not folder:
         return None
-    path = folder / f"precision-{trial_key(plan, inputs)}.json"
+    import hashlib  # loads OpenSSL
+
+    # What distinguishes measurements: CPU, torch, and the CPUs of a rank.
+    machine, first = inputs.machine, plan.ranks[0]
+    facts = (machine.cpu_model, machine.packages.versions.get("torch", ""), first.threads, len(first.cpus))
+    path = folder / f"precision-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]}.json"
     kept = read_speedup(path)
     if kept is None:
         log("measuring bf16 on this CPU, once")
-        first = plan.ranks[0]
         kept = measure_bf16(first.threads, first.cpus, inputs.python) or FAILED
         try:
-            save(path, {SPEEDUP_KEY: kept, "cpu": inputs.machine.cpu_model})
+            save(path, {SPEEDUP_KEY: kept, "cpu": machine.cpu_model})
         except UserError as error:
             log(f"note: {one_line(error)} bf16 is measured again in the next run.")
     return kept or None
-
-
-def trial_key(plan: Plan, inputs: PlanInputs) -> str:
-    """Return what distinguishes measurements: CPU, torch, and the CPUs of a rank."""
-    import hashlib  # loads OpenSSL
-
-    machine, first = inputs.machine, plan.ranks[0]
-    facts = (machine.cpu_model, machine.packages.versions.get("torch", ""), first.threads, len(first.cpus))
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
 
 
 def read_speedup(path: Path) -> float | None:

@@ -79,16 +79,9 @@ def note_collective_error(error: BaseException) -> None:
         return
     from entrypoint.core.console import error_record_path, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
+    from entrypoint.core.paths import exists
 
     path = error_record_path(os.environ)
-    if path and not has_content(path):  # the program wrote it itself, and knows more
+    if path and not (exists(path) and os.stat(path).st_size):  # noqa: PTH116  # the program wrote it, and knows more
         record = {"lost_peer": True, COLLECTIVE_KEY: lost_collective(error)}
         write_error_record(path, first_line(error), record)
-
-
-def has_content(path: str) -> bool:
-    """Return whether a file is there and not empty."""
-    try:
-        return os.stat(path).st_size > 0  # noqa: PTH116 - pathlib is imported late
-    except OSError:
-        return False

@@ -147,11 +147,8 @@ def hold_port(port: int = 0) -> socket.socket:
     Linux lets another program listen on it if both set SO_REUSEADDR, as torch's store does. The kernel gives the port
     to no other program meanwhile (socket(7), ip(7)). Raises OSError if a program listens on the port.
     """
-    six = socket.has_dualstack_ipv6()
-    held = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
+    held = socket.socket()
     try:
-        if six:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", port))
     except OSError:

@@ -14,19 +14,10 @@ from pathlib import Path
 MAX_TEXT_BYTES = 64 << 20
 
 
-def exists(path: str | Path) -> bool:
-    """Return whether a path leads to something that this process can see."""
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def is_folder(path: str | Path) -> bool:
-    """Return whether a path leads to a folder that this process can see."""
-    return os.path.isdir(path)  # noqa: PTH112
-
-
-def is_file(path: str | Path) -> bool:
-    """Return whether a path leads to a regular file that this process can see."""
-    return os.path.isfile(path)  # noqa: PTH113
+# Whether a path leads to something, a folder or a regular file that this process can see.
+exists = os.path.exists
+is_folder = os.path.isdir
+is_file = os.path.isfile
 
 
 def resolve(path: Path) -> Path:

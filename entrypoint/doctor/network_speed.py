@@ -67,7 +67,8 @@ def run() -> list[Check]:
     reports = gather_reports(found, world_size)
     first_ranks = [number for number, report in enumerate(reports) if report]
     measured = first_ranks if len(first_ranks) > 1 else list(range(world_size))
-    backend = backend_of_plan() if len(first_ranks) > 1 else "gloo"
+    text = os.environ.get(PLAN_VAR) if len(first_ranks) > 1 else None
+    backend = "nccl" if text and Plan.from_variable(text).backend == "nccl" else "gloo"  # as the plan of these ranks
     group = dist.new_group(measured, backend=backend)
     speed = measure(group, len(measured), backend) if rank in measured else None
     dist.barrier()
@@ -117,12 +118,6 @@ def describe_node() -> dict[str, Any]:
         "checks": [{**check, "what": f"{node} {check['what']}"} for check in checks],
         "mbits": link.speed_mbits if link else None,
     }
-
-
-def backend_of_plan() -> str:
-    """Return the backend of the plan that started this rank: NCCL where the ranks have GPUs, else Gloo."""
-    text = os.environ.get(PLAN_VAR)
-    return "nccl" if text and Plan.from_variable(text).backend == "nccl" else "gloo"
 
 
 def measure(group: Any, size: int, backend: str) -> tuple[float, float]:

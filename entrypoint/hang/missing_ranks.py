@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.collective_error import EXIT_FUNCTION, collective_of, place_of
 from entrypoint.core.errors import printable
-from entrypoint.hang.stacks import NoStacksError, main_thread_frames, read_python_stacks, stacks_text
+from entrypoint.hang.stacks import NoStacksError, main_thread_frames, read_python_stacks
 from entrypoint.machine.procfs import ROOT, read_lines, state_of
 
 # A rank that has lost another one waits for this answer before it ends.
@@ -82,13 +82,6 @@ def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> d
         elif place and located.place != waited_at:
             elsewhere[rank] = missing
     return outside or elsewhere
-
-
-def missing_stacks(missing: Mapping[int, Whereabouts]) -> tuple[str, ...]:
-    """Return the stacks of the missing ranks that gave them."""
-    return tuple(
-        stacks_text(f"rank {rank}  {place.text}", place.stacks) for rank, place in missing.items() if place.stacks
-    )
 
 
 def missing_line(missing: Mapping[int, Whereabouts], lost: Mapping[str, str], rank: int, waited: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
@@ -82,25 +81,16 @@ def from_vertex(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     yield claim_node(environ, len(first) + len(workers), rank, "CLUSTER_SPEC's task", master, "CLUSTER_SPEC")
 
 
-class Engine(Struct, frozen=True):
-    """The variables in which an engine says how many nodes a task has, which one this is, and where the first one is.
-
-    `master` is made of variables in braces; of several addresses the first one counts.
-    """
-
-    count: str
-    rank: str
-    master: str
-
-
+# The variables in which an engine says how many nodes a task has, which one this is, and where the first one is. The
+# last is made of variables in braces; of several addresses the first one counts.
 # From each engine's own documents or source; tests/entrypoint/job/documented.json names them.
 ENGINES = (
-    Engine("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "{SKYPILOT_NODE_IPS}"),
-    Engine("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "{DSTACK_MASTER_NODE_IP}"),
-    Engine("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "{LWS_LEADER_ADDRESS}"),
-    Engine("MF_PARALLEL_NUM_NODES", "MF_PARALLEL_NODE_INDEX", "{MF_PARALLEL_MAIN_IP}"),
-    Engine("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX", "{LEPTON_JOB_WORKER_PREFIX}-0.{LEPTON_SUBDOMAIN}"),
-    Engine("NGC_ARRAY_SIZE", "NGC_ARRAY_INDEX", "{NGC_MASTER_ADDR}"),
+    ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "{SKYPILOT_NODE_IPS}"),
+    ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "{DSTACK_MASTER_NODE_IP}"),
+    ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "{LWS_LEADER_ADDRESS}"),
+    ("MF_PARALLEL_NUM_NODES", "MF_PARALLEL_NODE_INDEX", "{MF_PARALLEL_MAIN_IP}"),
+    ("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX", "{LEPTON_JOB_WORKER_PREFIX}-0.{LEPTON_SUBDOMAIN}"),
+    ("NGC_ARRAY_SIZE", "NGC_ARRAY_INDEX", "{NGC_MASTER_ADDR}"),
 )
 
 
@@ -109,14 +99,13 @@ def from_engines(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
 
     Raises `UserError` for a rank that is out of range, and without an address.
     """
-    for engine in ENGINES:
-        count = number(environ, engine.count, 1)
-        if count < 2 or not environ.get(engine.rank):
+    for count_name, rank_name, form in ENGINES:
+        count = number(environ, count_name, 1)
+        if count < 2 or not environ.get(rank_name):
             continue
-        parts = re.findall("{(.+?)}", engine.master)
-        known = engine.master.format_map(environ) if all(environ.get(part) for part in parts) else ""
-        rank, master = number(environ, engine.rank, 0), next(iter(known.split()), "")
-        yield claim_node(environ, count, rank, engine.rank, master, f"{engine.count}={count}")
+        known = form.format_map(environ) if all(map(environ.get, re.findall("{(.+?)}", form))) else ""
+        rank, master = number(environ, rank_name, 0), next(iter(known.split()), "")
+        yield claim_node(environ, count, rank, rank_name, master, f"{count_name}={count}")
 
 
 def read_json(name: str, text: str, kind: type) -> Any:

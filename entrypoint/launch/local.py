@@ -30,7 +30,6 @@ from entrypoint.launch.failures import (
     repeat_warning,
     report_stop,
 )
-from entrypoint.launch.job_control import has_job_control, send_signal
 from entrypoint.launch.meeting import open_rendezvous
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
@@ -246,25 +245,31 @@ class LocalRanks:
             self.signal_all(number, process_group=from_terminal(received) or number == signal.SIGCONT)
 
     def suspend(self) -> None:
-        """Suspend this process and all ranks until SIGCONT, if there is job control; extend the next escalation."""
-        if not has_job_control():
-            return
+        """Suspend this process and all ranks until SIGCONT, if there is job control; extend the next escalation.
+
+        The kernel ignores SIGTSTP in a process that no shell could resume: a container's first one, and one whose group
+        has no parent in its session (setpgid(2)).
+        """
         suspended_at = time.monotonic()
         if self.own_sessions:
             self.signal_all(signal.SIGSTOP, process_group=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTSTP])
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
+        if self.own_sessions:
+            self.signal_all(signal.SIGCONT, process_group=True)
         if self.next_escalation:
             self.next_escalation = (self.next_escalation[0] + time.monotonic() - suspended_at, self.next_escalation[1])
 
     def signal_all(self, number: signal.Signals, *, process_group: bool = False) -> None:
         """Send a signal to all running ranks, with `process_group` to their child processes too."""
+        to_group = self.own_sessions and (process_group or number == signal.SIGKILL)
         for pid in self.running:
             if number in (*JOB_ENDING, signal.SIGKILL):
                 self.signalled_pids.add(pid)
-            with suppress(ProcessLookupError):
-                send_signal(
-                    pid, number, process_group=self.own_sessions and (process_group or number == signal.SIGKILL)
-                )
+            with suppress(ProcessLookupError):  # it has exited; one that was just forked has no group yet
+                send = os.killpg if to_group and os.getpgid(pid) == pid else os.kill
+                send(pid, number)
 
     def reap(self) -> None:
         """Reap all exited children, including orphans that this process adopts as PID 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.job.ports import parse_port
 from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import AGENT_STORE_VAR, store_variables
-from entrypoint.rank.rendezvous import port_taken_error
 
 if TYPE_CHECKING:
     from entrypoint.supervise.event_loop import EventLoop
@@ -60,7 +61,11 @@ def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]
 
             held = listen_on_loopback(port)
     except OSError as error:
-        raise port_taken_error(port, error) from None
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(
+            f"MASTER_PORT={port}: cannot listen on this port ({cause}). Set MASTER_PORT to a free port on all nodes.",
+            ExitCode.RENDEZVOUS,
+        ) from None
     variables = store_variables(held.getsockname()[1]) | ({AGENT_STORE_VAR: "False"} if alone else {})
     meeting = Meeting(variables, None if alone else held)
     try:

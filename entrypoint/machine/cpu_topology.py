@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 from msgspec import Struct
@@ -43,15 +44,9 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 def format_cpu_list(ids: tuple[int, ...]) -> str:
     """Return ids in the kernel's own form: (0, 1, 2, 8) gives `0-2,8`."""
-    parts: list[str] = []
-    run: list[int] = []
-    for cpu in [*sorted(ids), None]:
-        if run and cpu != run[-1] + 1:
-            parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-            run = []
-        if cpu is not None:
-            run.append(cpu)
-    return ",".join(parts)
+    numbered = groupby(enumerate(sorted(ids)), key=lambda pair: pair[1] - pair[0])  # ids that follow each other
+    runs = [[cpu for _, cpu in run] for _, run in numbered]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def read_cpu_list(path: Path) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,15 +17,6 @@ from entrypoint.core.network import (
     retry_until,
 )
 from entrypoint.job.detect import Job
-
-
-def port_taken_error(port: int, error: OSError) -> UserError:
-    """Return the error for a rendezvous port that cannot be listened on."""
-    cause = os.strerror(error.errno) if error.errno else str(error)
-    return UserError(
-        f"MASTER_PORT={port}: cannot listen on this port ({cause}). Set MASTER_PORT to a free port on all nodes.",
-        ExitCode.RENDEZVOUS,
-    )
 
 
 def resolve_master(name: str, timeout_s: float) -> str:

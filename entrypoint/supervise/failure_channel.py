@@ -23,7 +23,7 @@ from entrypoint.supervise.channel_client import ChannelClient
 from entrypoint.supervise.channel_server import ChannelServer
 from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.child import POLL_INTERVAL_S
-from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address, store_address
+from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address
 from entrypoint.supervise.store_door import StoreDoor, StoreRelay
 
 # How long the last messages may take.
@@ -83,7 +83,9 @@ class FailureChannel(ChannelState):
             self.loop.listen(on_node, relay.welcome)
         if self.store:
             address = self.endpoint.host, self.store.port
-            connect = partial(connect_to, address, store_address(self.store.port) if self.access.own_user_only else "")
+            connect = partial(
+                connect_to, address, port_address(self.store.port, "store") if self.access.own_user_only else ""
+            )
             self.loop.listen(
                 self.store.programs, StoreRelay(self.loop, self.access, self.store.timeout_s, connect).welcome
             )
@@ -114,7 +116,7 @@ class FailureChannel(ChannelState):
 
     def serve_store(self, store: StorePlace) -> None:
         """Serve the store to this node's program and to the other monitors; raises `UserError` if its port is taken."""
-        listening = self.listen(store.port, store_address(store.port))
+        listening = self.listen(store.port, port_address(store.port, "store"))
         if not listening:
             raise self.port_error(store.port)
         for server in listening:

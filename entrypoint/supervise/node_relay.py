@@ -24,14 +24,9 @@ def relay_address(endpoint: RankEndpoint) -> str:
     return f"\0reference-training-{os.getuid()}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
-def port_address(port: int) -> str:
-    """Return the name of the socket that replaces a port of rank 0's monitor if all ranks are on this node."""
-    return f"\0reference-training-{os.getuid()}-port-{port}"
-
-
-def store_address(port: int) -> str:
-    """Return the name of the socket that replaces the port of rank 0's store if all ranks are on this node."""
-    return f"\0reference-training-{os.getuid()}-store-{port}"
+def port_address(port: int, what: str = "port") -> str:
+    """Return the name of the socket that replaces a port of rank 0's monitor or store if all ranks are on this node."""
+    return f"\0reference-training-{os.getuid()}-{what}-{port}"
 
 
 def listen_on_node(address: str) -> socket.socket | None:

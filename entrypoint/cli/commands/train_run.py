@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from entrypoint.cli.as_typed import plan_as_typed
-from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
+from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
 from entrypoint.cli.parser import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
 from entrypoint.core.console import log, write_stderr, write_stdout
@@ -17,7 +17,7 @@ from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
 from entrypoint.plan.display import DEFAULT_COLUMNS, Layout, plan_lines
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
-from entrypoint.tune.store import annotate
+from entrypoint.tune.store import annotate, apply_tuning, load
 
 # Terminals of other widths have lines of these.
 MIN_COLUMNS, MAX_COLUMNS = 60, 140
@@ -48,8 +48,9 @@ def tuned_plan(invocation: Invocation, inputs: PlanInputs) -> Plan:
     """Return the plan with settings as typed, and with what `entrypoint tune` has found for this program here."""
     command = invocation.command
     with telling_other_nodes(command, inputs.job, inputs.environ):
-        inputs, tuned = apply_saved_tuning(command, inputs)
-        plan = build_plan(command, inputs)
+        tuned = load(inputs, lambda: settings_affecting_speed(command, inputs))
+        applied = apply_tuning(inputs, tuned, command.flags) if tuned and not tuned.not_used else inputs
+        plan = build_plan(command, applied)
         return plan_as_typed(annotate(plan, tuned) if tuned else plan, invocation.typed)
 
 

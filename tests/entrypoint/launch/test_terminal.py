@@ -6,10 +6,7 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -137,19 +134,3 @@ def test_suspend_extends_grace_period(entrypoint: Entrypoint) -> None:
         assert screen.said.count(b"saved\r\n") == 2
         os.write(screen.terminal, b"exit\n")
         screen.ended()
-
-
-@pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
-def test_has_job_control_needs_parent_in_session(in_a_group: bool, resumed: bool) -> None:
-    # In a group of its own below a process of its session, or as a session of its own below one of another.
-    code = "from entrypoint.launch.job_control import has_job_control; print(has_job_control())"
-    started = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        process_group=0 if in_a_group else None,
-        start_new_session=not in_a_group,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert started.stdout == f"{resumed}\n"

@@ -201,7 +201,7 @@ def test_huge_result_is_one_line(tmp_path: Path) -> None:
     os.truncate(path, 30 << 30)
     tuned = load(given, dict)
     assert tuned
-    assert tuned.not_used == "it has 32,212,254,720 bytes"
+    assert "JSON is malformed" in tuned.not_used
 
 
 def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
