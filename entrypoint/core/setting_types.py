@@ -93,21 +93,13 @@ def find_text_problem(text: str, annotation: Any) -> str:
 
 def coerce(text: str, kind: Any) -> Any:
     """Return text as a plain type; raises ValueError where it is none."""
-    if get_origin(kind) is Literal:
-        return text
-    if kind is bool:
-        if text.lower() not in BOOLEANS:
-            raise ValueError(text)
+    if kind is bool and text.lower() in BOOLEANS:
         return BOOLEANS[text.lower()]
-    if kind is int:
-        if not WHOLE_NUMBER.fullmatch(text.strip()):
-            raise ValueError(text)
+    if kind is int and WHOLE_NUMBER.fullmatch(text.strip()):
         return int(text)
-    if kind is float:
-        if not NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
-            raise ValueError(text)
+    if kind is float and NUMBER.fullmatch(text.strip()) and math.isfinite(float(text)):
         return float(text)
-    if kind is type(None):
+    if kind in (bool, int, float, type(None)):
         raise ValueError(text)
     return Path(text) if kind is Path else text
 

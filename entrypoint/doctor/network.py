@@ -64,7 +64,7 @@ def rdma_problem(
 ) -> str:
     """Return why NCCL does not use RDMA on this node, with what to do; empty if nothing here is against it."""
     active = [adapter for adapter in adapters if adapter.active]
-    limit = memlock_bytes(root)
+    limit = memlock_bytes()
     only_some = "" if limit is None or limit >= MEMLOCK_BYTES else f"only {limit / 2**20:,.0f} MiB may be locked"
     only_efa = all(adapter.kind == "EFA" for adapter in active)
     library = EFA_PLUGIN if only_efa else VERBS

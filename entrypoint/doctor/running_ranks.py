@@ -25,9 +25,8 @@ RANK_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class RunningRank(Struct, frozen=True):
-    """A rank's process, its observed state, and a line for each difference from its plan."""
+    """A rank's observed state, and a line for each difference from its plan."""
 
-    process: int
     observed: ObservedRank
     differences: tuple[str, ...]
 
@@ -108,7 +107,7 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             node=socket.gethostname(),
             process=int(process),
         )
-        return RunningRank(int(process), seen, compare_with_plan(plan, seen))
+        return RunningRank(seen, compare_with_plan(plan, seen))
     except (OSError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"verify: process {process} cannot be inspected ({one_line(error)})") from None
 
@@ -130,7 +129,7 @@ def describe(running: RunningRank) -> list[str]:
     openmp = one_line(PurePath(seen.openmp).name) or "none loaded"
     allocator = one_line(PurePath(seen.allocator).name) or "the system's"
     line = (
-        f"rank {seen.rank}  process {running.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
+        f"rank {seen.rank}  process {seen.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
         f"  OpenMP {openmp}  allocator {allocator}"
     )
     return [line, *(f"  warning: {one_line(difference)}" for difference in running.differences)]

@@ -9,7 +9,7 @@ from entrypoint.hang.stacks import NoStacksError, read_python_stacks, stacks_tex
 from entrypoint.machine.procfs import ROOT, read_lines, state_of, state_text
 
 
-class RankStacks(Struct, frozen=True):
+class RankStacks(Struct, frozen=True, order=True):
     """The stacks of a rank, empty where there are none; `state` says why."""
 
     rank: int
@@ -21,8 +21,7 @@ class RankStacks(Struct, frozen=True):
 def stacks_of_ranks(processes: tuple[int, ...] = ()) -> tuple[RankStacks, ...]:
     """Return the stacks of these ranks, by default of all of this user, in the order of ranks; raises `UserError`."""
     ranks = find_ranks(processes, "stacks")
-    order = sorted(ranks, key=lambda process: (rank_number(ranks[process]), int(process)))
-    return tuple(inspect(int(process), rank_number(ranks[process])) for process in order)
+    return tuple(sorted(inspect(int(process), rank_number(environ)) for process, environ in ranks.items()))
 
 
 def inspect(process: int, rank: int) -> RankStacks:

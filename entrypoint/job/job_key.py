@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import open_regular
@@ -111,12 +112,11 @@ def write_key(path: Path) -> bytes:
     import secrets
 
     key = secrets.token_hex(32).encode()
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with atomic_path(path) as temporary, os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(key)
-        temporary.replace(path)
     except OSError:
         return b""
     with suppress(OSError):

@@ -72,7 +72,7 @@ def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> 
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.blocked_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start_rank(local_rank, job, {**environ, **meeting.variables})
-        meeting.serve(plan)
+        meeting.serve()
         ranks.monitor_with_output()
         message, code = "", 0
         if ranks.failures:

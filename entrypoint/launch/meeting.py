@@ -17,28 +17,20 @@ from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import AGENT_STORE_VAR, store_variables
 
 if TYPE_CHECKING:
-    from entrypoint.supervise.event_loop import EventLoop
     from entrypoint.supervise.store_door import StoreDoor
 
 
 class Meeting(Struct):
-    """The variables by which ranks find each other, and the socket of their store if this process serves it."""
+    """The variables by which ranks find each other, and their store if this process serves it, on a socket."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    programs: socket.socket | None = None
-    loop: EventLoop | None = None
+    held: socket.socket | None = None
     door: StoreDoor | None = None
 
-    def serve(self, plan: Plan) -> None:
+    def serve(self) -> None:
         """Serve the store; after the forks, because a thread does it."""
-        if self.programs:
-            from entrypoint.supervise.access import Access  # late: a rank that is alone needs no store
-            from entrypoint.supervise.event_loop import EventLoop
-            from entrypoint.supervise.store_door import StoreDoor
-
-            self.loop = EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node)
-            self.door = StoreDoor(self.loop, Access())
-            self.loop.listen(self.programs, self.door.welcome_program)
+        if self.held and self.door:
+            self.door.loop.listen(self.held, self.door.welcome_program)
 
 
 @contextmanager
@@ -53,13 +45,17 @@ def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]
     wanted = environ.get("MASTER_PORT", "")
     port = parse_port(wanted) if wanted else 0
     alone = plan.nodes.nproc_per_node == 1
+    door = None
     try:
         if alone:  # its program opens its own store
             held = hold_port(port)
-        else:
-            from entrypoint.supervise.store_door import listen_on_loopback
+        else:  # late imports: a rank that is alone needs no store
+            from entrypoint.supervise.access import Access
+            from entrypoint.supervise.event_loop import EventLoop
+            from entrypoint.supervise.store_door import StoreDoor, listen_on_loopback
 
             held = listen_on_loopback(port)
+            door = StoreDoor(EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node), Access())
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(
@@ -67,10 +63,9 @@ def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]
             ExitCode.RENDEZVOUS,
         ) from None
     variables = store_variables(held.getsockname()[1]) | ({AGENT_STORE_VAR: "False"} if alone else {})
-    meeting = Meeting(variables, None if alone else held)
     try:
-        yield meeting
+        yield Meeting(variables, held, door)
     finally:
-        if meeting.loop:
-            meeting.loop.stop()
+        if door:
+            door.loop.stop()
         held.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def detect_container(root: Path) -> ContainerInfo:
     return ContainerInfo(
         engine=container,
         shm_bytes=shm_bytes(root),
-        memlock_bytes=memlock_bytes(root),
+        memlock_bytes=memlock_bytes(),
         rdma=adapters,
         image=read_image(root),
     )
@@ -126,10 +127,7 @@ def shm_bytes(root: Path) -> int:
     return stat.f_blocks * stat.f_frsize
 
 
-def memlock_bytes(root: Path) -> int | None:
+def memlock_bytes() -> int | None:
     """Return how many bytes may be locked in memory (RDMA and pinned buffers count), None for no limit."""
-    for line in read_lines(root / "proc/self/limits"):
-        if line.startswith("Max locked memory"):
-            soft = line.split()[3]
-            return int(soft) if soft.isdecimal() else None
-    return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft

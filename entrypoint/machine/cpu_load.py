@@ -97,5 +97,5 @@ def other_busy_cpus(before: LoadSample) -> float:
     used = busy_cpus_between(before.used, now.used)
     others = used - (now.own_s - before.own_s) / (now.clock_s - before.clock_s)
     with suppress(OSError):  # /proc is hidden
-        return round(max(0.0, others), 2) if os.getloadavg()[0] >= MIN_LOAD_SHARE * others else 0.0
+        return round(min(max(0.0, others), len(now.used)), 2) if os.getloadavg()[0] >= MIN_LOAD_SHARE * others else 0.0
     return 0.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # A refused node exits after this time at the latest.
 REFUSAL_WAIT_S = 10.0
-# Where the ranks of one node meet.
-LOOPBACK = "127.0.0.1"
 HEARTBEAT_TIMEOUT_S = 60
 
 
@@ -60,7 +58,7 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
     if group.nnodes == 1 and has_monitor(job, environ, identity):
         job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
         rank, size, port = job.rank, job.world_size, environ.get("MASTER_PORT", "")
-        master_addr = environ.get("MASTER_ADDR") or (LOOPBACK if job.on_one_node else job.master_addr)
+        master_addr = environ.get("MASTER_ADDR") or ("127.0.0.1" if job.on_one_node else job.master_addr)
     elif group.nnodes > 1 and not group.min_nodes:
         rank, size, port, master_addr = group.node_rank, group.nnodes, group.port, group.master_addr
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -71,21 +71,23 @@ def even_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
     return [(ranks, threads // ranks) for ranks in even]
 
 
-def runtime_candidates(inputs: PlanInputs, device: str) -> list[Mapping[str, str]]:
-    """Return every available OpenMP runtime with each wait policy, as far as the user left that open."""
+def later_stages(inputs: PlanInputs, device: str) -> tuple[Sequence[Mapping[str, str]], ...]:
+    """Return what is tried for the best layout, one stage after the other, as far as the user left it open.
+
+    On a CPU these are OpenMP runtimes with each wait policy, allocators, and CPU bindings. Unbound ranks can be faster
+    on a node that other processes use. Results stay bitwise identical.
+    """
+    allocators = available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
     if device == "cuda":
-        return []
+        return (allocators,)
     is_open = not any(inputs.environ.get(name) for name in WAIT_VARIABLES)
-    return [
+    runtimes = [
         {**runtime, **policy}
         for runtime in available_choices(inputs, "openmp", OPENMP, ("gnu", "intel"), "iomp5")
         for policy in (WAIT_POLICIES[runtime.get(OPENMP, "gnu")] if is_open else ({},))
     ]
-
-
-def allocator_candidates(inputs: PlanInputs) -> tuple[Mapping[str, str], ...]:
-    """Return the available allocators, if the user left that open."""
-    return available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
+    fixed = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
+    return runtimes, allocators, () if fixed else ({BIND: "none"}, {BIND: "threads"})
 
 
 def available_choices(
@@ -97,12 +99,3 @@ def available_choices(
     bundled = ("gnu", "system")  # with torch and with libc
     available = [name for name in names if name in bundled or inputs.machine.library(name).path]
     return tuple({variable: name} for name in available) if len(available) > 1 else ({},)
-
-
-def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return the other CPU bindings, if the user left that open.
-
-    Why: unbound ranks can be faster on a node that other processes use. Results stay bitwise identical.
-    """
-    fixed = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
-    return () if device == "cuda" or fixed else ({BIND: "none"}, {BIND: "threads"})

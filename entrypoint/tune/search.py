@@ -16,14 +16,7 @@ from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
-from entrypoint.tune.candidates import (
-    BASELINE,
-    Candidate,
-    allocator_candidates,
-    binding_candidates,
-    rank_thread_layouts,
-    runtime_candidates,
-)
+from entrypoint.tune.candidates import BASELINE, Candidate, later_stages, rank_thread_layouts
 from entrypoint.tune.store import is_tunable, machine_program_key, save, store_dir
 from entrypoint.tune.successive_halving import ComparisonResult, successive_halving
 from entrypoint.tune.trial import TrialSpec, compile_metric, run_trial
@@ -141,12 +134,7 @@ def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> Comparison
     A later stage that has no time to end does not undo the stage before.
     """
     result = session.compare(rank_thread_layouts(inputs, plan))
-    stages = (
-        runtime_candidates(inputs, plan.device),
-        allocator_candidates(inputs),
-        binding_candidates(inputs, plan.device),
-    )
-    for variants in stages:
+    for variants in later_stages(inputs, plan.device):
         if result and any(variants):
             best = result.best
             later = session.compare([best, *(best.with_variables(variables) for variables in variants)])

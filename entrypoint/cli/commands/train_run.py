@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 from entrypoint.cli.as_typed import plan_as_typed
@@ -62,10 +63,8 @@ def layout_of(stream: TextIO, environ: Mapping[str, str], *, verbose: bool = Fal
     is_terminal, columns = stream.isatty(), DEFAULT_COLUMNS
     if is_terminal:
         asked = environ.get("COLUMNS", "")
-        try:
+        with suppress(OSError):  # it has no size
             columns = int(asked) if asked.isdecimal() else os.get_terminal_size(stream.fileno()).columns
-        except OSError:  # it has no size
-            columns = DEFAULT_COLUMNS
         columns = min(MAX_COLUMNS, max(MIN_COLUMNS, columns or DEFAULT_COLUMNS))
     is_forced = environ.get("CLICOLOR_FORCE", "0") not in ("", "0")
     can_color = is_terminal and environ.get("TERM", "dumb") != "dumb"

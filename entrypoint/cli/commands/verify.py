@@ -17,7 +17,9 @@ def run(invocation: Invocation) -> int:
     """Print what the ranks have; exit code 3 if one differs from its plan."""
     command = invocation.command
     ranks = verify_running(processes_of("verify", command.words))
-    checked = [{"process": one.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks]
+    checked = [
+        {"process": one.observed.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks
+    ]
     lines = [line for rank in ranks for line in describe(rank)]
     write_stdout(json.dumps(checked, indent=2) if command.json else "\n".join(lines))
     return ExitCode.MACHINE if any(rank.differences for rank in ranks) else ExitCode.DONE

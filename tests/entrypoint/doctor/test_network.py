@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from entrypoint.doctor.network import network_checks
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 from tests.machines import write_adapter
 
-UNLIMITED = "Max locked memory         unlimited            unlimited            bytes"
-LOW = "Max locked memory         8388608              8388608              bytes"
+UNLIMITED, LOW = resource.RLIM_INFINITY, 8 << 20
 
 
-def nccl_check(root: Path, environ: dict[str, str], libraries: str, limit: str = UNLIMITED) -> tuple[str, str]:
-    (root / "proc/self").mkdir(parents=True, exist_ok=True)
-    (root / "proc/self/limits").write_text(f"{limit}\n")
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process lock any memory."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (UNLIMITED, UNLIMITED))
+
+
+def nccl_check(root: Path, environ: dict[str, str], libraries: str) -> tuple[str, str]:
     environ = {"GLOO_SOCKET_IFNAME": "lo", **environ}
     found = {
         check.what: check for check in network_checks(root, environ, lambda name: name if name in libraries else None)
@@ -43,10 +47,12 @@ def nccl_check(root: Path, environ: dict[str, str], libraries: str, limit: str =
     ],
 )  # fmt: skip
 def test_nccl_uses_rdma_or_says_why_not(
-    tmp_path: Path, layer: str, driver: str, environ: dict[str, str], libraries: str, limit: str, state: str, said: str
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layer: str, driver: str, environ: dict[str, str], libraries: str,
+    limit: int, state: str, said: str,
+) -> None:  # fmt: skip
     write_adapter(tmp_path, "a0", layer, driver=driver)
-    found = nccl_check(tmp_path, environ, libraries, limit)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    found = nccl_check(tmp_path, environ, libraries)
     assert found[0] == state
     assert found[1].startswith(said)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.container import ContainerInfo, detect_container, volatile_place
+from entrypoint.machine.container import ContainerInfo, detect_container, memlock_bytes, volatile_place
 from tests.machines import write
 
 SIF = {".singularity.d/actions/run": ""}
-LIMITS = "Limit              Soft Limit  Hard Limit  Units\nMax locked memory  {0}         {0}         bytes"
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,12 @@ def test_container_engine_is_found_by_its_marker(tmp_path: Path, marker: str, en
     assert detect_container(tmp_path).engine == engine
 
 
-@pytest.mark.parametrize(("limit", "found"), [("8388608", 8388608), ("unlimited", None)])
-def test_container_memlock_limit_is_read(tmp_path: Path, limit: str, found: int | None) -> None:
-    write(tmp_path, {"proc/self/limits": LIMITS.format(limit), "sys/class/infiniband/mlx5_0/x": ""})
+@pytest.mark.parametrize(("limit", "found"), [(8388608, 8388608), (resource.RLIM_INFINITY, None)])
+def test_container_memlock_limit_is_read(
+    tmp_path: Path, limit: int, found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    write(tmp_path, {"sys/class/infiniband/mlx5_0/x": ""})
     assert detect_container(tmp_path).memlock_bytes == found
     assert detect_container(tmp_path).rdma == ("mlx5_0",)
 
@@ -60,4 +63,4 @@ def test_volatile_place_of_an_output_folder(tmp_path: Path, files: dict[str, str
 
 
 def test_empty_root_raises_no_error(tmp_path: Path) -> None:
-    assert detect_container(tmp_path) == ContainerInfo()
+    assert detect_container(tmp_path) == ContainerInfo(memlock_bytes=memlock_bytes())

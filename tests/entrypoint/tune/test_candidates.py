@@ -18,11 +18,9 @@ from entrypoint.tune.candidates import (
     CORES,
     RANKS,
     THREADS,
-    allocator_candidates,
-    binding_candidates,
     even_layouts,
+    later_stages,
     rank_thread_layouts,
-    runtime_candidates,
 )
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
@@ -76,37 +74,35 @@ def test_layouts_keep_user_ranks(given: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "found"),
+    ("given", "found"),
     [
-        ({}, "cpu", ["none", "threads"]),
-        ({"LAUNCH_CPU_BINDING": "ranks"}, "cpu", []),
-        ({"OMP_PROC_BIND": "close"}, "cpu", []),
-        ({}, "cuda", []),
+        ({}, ["none", "threads"]),
+        ({"LAUNCH_CPU_BINDING": "ranks"}, []),
+        ({"OMP_PROC_BIND": "close"}, []),
     ],
 )
-def test_thread_binding_is_a_candidate_unless_set_by_user(given: dict[str, str], device: str, found: list[str]) -> None:
-    assert [one["LAUNCH_CPU_BINDING"] for one in binding_candidates(inputs(make_machine(4), given), device)] == found
+def test_thread_binding_is_a_candidate_unless_set_by_user(given: dict[str, str], found: list[str]) -> None:
+    *_, bindings = later_stages(inputs(make_machine(4), given), "cpu")
+    assert [one["LAUNCH_CPU_BINDING"] for one in bindings] == found
 
 
 LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "runtimes", "allocators"),
+    ("given", "device", "counts"),
     [
-        ({}, "cpu", 3 + 3, 2),
-        ({"LAUNCH_OPENMP": "gnu"}, "cpu", 3, 2),
-        ({"OMP_WAIT_POLICY": "active"}, "cpu", 2, 2),
-        ({"LAUNCH_ALLOCATOR": "system", "LAUNCH_OPENMP": "gnu", "KMP_BLOCKTIME": "1"}, "cpu", 1, 1),
-        ({"LD_PRELOAD": "/x/libmimalloc.so"}, "cpu", 3 + 3, 1),
-        ({}, "cuda", 0, 2),
+        ({}, "cpu", [3 + 3, 2, 2]),
+        ({"LAUNCH_OPENMP": "gnu"}, "cpu", [3, 2, 2]),
+        ({"OMP_WAIT_POLICY": "active"}, "cpu", [2, 2, 2]),
+        ({"LAUNCH_ALLOCATOR": "system", "LAUNCH_OPENMP": "gnu", "KMP_BLOCKTIME": "1"}, "cpu", [1, 1, 2]),
+        ({"LD_PRELOAD": "/x/libmimalloc.so"}, "cpu", [3 + 3, 1, 2]),
+        ({}, "cuda", [2]),
     ],
 )
-def test_candidates_are_available_and_not_set_by_user(
-    given: dict[str, str], device: str, runtimes: int, allocators: int
-) -> None:
-    asked = inputs(replace(make_machine(4), libraries=LIBRARIES), given)
-    for found, count in ((runtime_candidates(asked, device), runtimes), (allocator_candidates(asked), allocators)):
+def test_candidates_are_available_and_not_set_by_user(given: dict[str, str], device: str, counts: list[int]) -> None:
+    stages = later_stages(inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
+    for found, count in zip(stages, counts, strict=True):
         assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
         assert not any(name in one for one in found for name in given)
 
