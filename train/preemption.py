@@ -21,6 +21,8 @@ PREEMPT_WARNING = signal.SIGUSR1
 SAVE_REQUEST = signal.SIGUSR2
 # A rank's request after a step; all ranks follow the maximum over the ranks.
 CONTINUE, SAVE, STOP = 0, 1, 2
+# The reason of a stop on a rank that got no request itself.
+OF_ANOTHER_RANK = "another rank's signal"
 
 
 class StopSignal(BaseException):
@@ -101,7 +103,7 @@ class StopController:
         if self.number is not None:
             closed = " (the output is closed)" if self.number == signal.SIGPIPE else ""
             return signal.Signals(self.number).name + closed
-        return self.deadline.name if self.deadline and self.deadline_passed else "another rank's signal"
+        return self.deadline.name if self.deadline and self.deadline_passed else OF_ANOTHER_RANK
 
     def mark_saved(self) -> None:
         """Clear the save request of this rank; the same signal shortly afterwards does not repeat it."""

@@ -63,6 +63,16 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
             nodes="may_differ",
         ),
     ] = None
+    preemption: Annotated[
+        Literal["auto", "ec2", "gce", "off"],
+        about(
+            "Save and exit with 75 once the cloud gives notice that it takes this machine. auto: on machines of EC2"
+            " and Google.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
+    ] = "auto"
     resume: Annotated[
         WordOrPath,
         about(

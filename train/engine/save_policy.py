@@ -17,7 +17,7 @@ from train.distributed.exchange import all_gather_values, broadcast_value
 from train.engine.run_setup import TrainingRun
 from train.engine.train_step import Trainer
 from train.optimization.optimizer import parameter_names
-from train.preemption import STOP_CONTROLLER, Preempted
+from train.preemption import OF_ANOTHER_RANK, STOP_CONTROLLER, Preempted
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.trackers import PREEMPTED
 
@@ -33,6 +33,8 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         save(run, epochs)
         run.checkpoint_writer.wait()
 
+    reasons = run.group.gather(STOP_CONTROLLER.reason, str)
+    reason = next((one for one in reasons if one != OF_ANOTHER_RANK), OF_ANOTHER_RANK)
     if run.settings.parallelism == "ddp":
         run.group.run_on_main(write)
     else:
@@ -42,7 +44,7 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         run.metrics.end_tracker(PREEMPTED)
     run.group.drain()
     raise Preempted(
-        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}."
+        f"stopped by {reason}: step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}."
         " Run it again with TRAIN_RESUME=auto."
     )
 

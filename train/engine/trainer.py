@@ -33,6 +33,7 @@ from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.optimization.losses import evaluation_loss
 from train.preemption import STOP_CONTROLLER, first_deadline
+from train.preemption_notice import watch_for_notice
 from train.report.live_page import SHOWN
 from train.report.trackers import FAILED
 from train.seeding import seed_python
@@ -75,6 +76,8 @@ def train_distributed(
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
+                    if settings.checkpoint_every and group.local_rank == 0:
+                        watch_for_notice(settings.preemption)
                     score = train_epochs(run)
                     write_summary(run, score, started)
             except BaseException:

@@ -67,6 +67,7 @@ def exclusions(
             not settings.is_own_model and not settings.is_own_dataset,
             "neither TRAIN_MODEL nor TRAIN_DATASET is a package.module:function",
         ),
+        ("preemption", not settings.checkpoint_every, "TRAIN_CHECKPOINT_EVERY=0 writes nothing to resume from"),
         ("data_columns", not settings.is_hugging_face, "TRAIN_DATASET is none of Hugging Face's"),
         ("gradient_compression", alone, ON_ONE_RANK),
         ("ddp_find_unused_parameters", alone, ON_ONE_RANK),
