@@ -92,6 +92,9 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's full state; a sharded one returns it on rank 0 only, and all ranks must call this."""
     if not is_sharded(model):
         return dict(model.state_dict())
-    from train.distributed.fsdp import full_state_dict
+    # The import is slow.
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    return full_state_dict(model)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: dict[str, Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
+    return state

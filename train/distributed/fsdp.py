@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -44,10 +43,3 @@ def iter_fsdp_units(model: nn.Module) -> Iterator[nn.Module]:
         called = isinstance(model, nn.Sequential) and not isinstance(child, (nn.ModuleDict, nn.ModuleList))
         if called and sum(parameter.numel() for parameter in child.parameters()) >= MIN_UNIT_PARAMETERS:
             yield child
-
-
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a sharded model's full state on the CPU, only on rank 0; all ranks must call this."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: dict[str, Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
-    return state

@@ -293,10 +293,7 @@ def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.M
         return build(**model_arguments(settings))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         explain_arguments(settings, error, build)
-        raise UserError(
-            f"TRAIN_MODEL={printable(settings.model)}: cannot take {shape[0]}x{shape[1]}x{shape[2]} images"
-            f" ({first_line(error)}). Take another model or TRAIN_IMAGE_SIZE=224."
-        ) from None
+        raise incompatible_input_error(settings.model, shape, error) from None
 
 
 def create_timm_model(timm: Any, name: str, shape: ImageShape, **arguments: Any) -> nn.Module:

@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -187,25 +186,8 @@ MAX_INT = 2**63
 Curve = tuple[list[float], list[float]]
 
 
-@dataclass(frozen=True)
-class Plot:
-    """One drawing over the epochs: by label, the epochs and the values of each curve."""
-
-    title: str
-    curves: dict[str, Curve]
-    from_zero: bool = False
-
-    def draw(self, axes: Any) -> None:
-        """Draw the curves with matplotlib."""
-        for label, (epochs, values) in self.curves.items():
-            axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1, label=label)
-        axes.set_title(self.title)
-        axes.set_xlabel("epoch")
-        axes.grid(alpha=0.3)
-        if self.from_zero:
-            axes.set_ylim(bottom=0)
-        if len(self.curves) > 1:
-            axes.legend(loc="upper right")  # loc="best" is slow
+# Drawn from 0 on.
+SPEED = "images/s"
 
 
 def curve_of(lines: list[dict[str, Any]], field: str) -> Curve:
@@ -213,8 +195,8 @@ def curve_of(lines: list[dict[str, Any]], field: str) -> Curve:
     return [line["epoch"] for line in lines], [line[field] for line in lines]
 
 
-def plots_of(lines: list[dict[str, Any]]) -> list[Plot]:
-    """Return loss, accuracy and throughput by the lines of metrics.jsonl, nothing if a curve would be one point.
+def plots_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+    """Return the curves by title and label, of metrics.jsonl's lines: nothing if a curve would be one point.
 
     Why nothing: drawing imports matplotlib, which takes long.
     """
@@ -224,12 +206,12 @@ def plots_of(lines: list[dict[str, Any]]) -> list[Plot]:
     steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
     epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_{score}")
     if max(len(steps), len(epochs)) < 2:
-        return []
-    return [
-        Plot("loss", {"train": curve_of(steps, "loss"), name: curve_of(epochs, f"{name}_loss")}),
-        Plot(f"{name} {score}, %", {name: curve_of(epochs, f"{name}_{score}")}),
-        Plot("images/s", {"train": curve_of(steps, "images_per_second")}, from_zero=True),
-    ]
+        return {}
+    return {
+        "loss": {"train": curve_of(steps, "loss"), name: curve_of(epochs, f"{name}_loss")},
+        f"{name} {score}, %": {name: curve_of(epochs, f"{name}_{score}")},
+        SPEED: {"train": curve_of(steps, "images_per_second")},
+    }
 
 
 @contextmanager
@@ -249,20 +231,29 @@ def without_messages() -> Iterator[None]:
 @without_messages()
 def plots(lines: list[dict[str, Any]]) -> list[str]:
     """Return loss, accuracy and throughput over the epochs as drawings in the page."""
-    return [drawing(plot) for plot in plots_of(lines)]
+    return [drawing(title, curves) for title, curves in plots_of(lines).items()]
 
 
-def drawing(plot: Plot) -> str:
-    """Return one drawing as SVG, without the prologue of a file of its own."""
+def drawing(title: str, curves: Mapping[str, Curve]) -> str:
+    """Return one drawing over the epochs as SVG, without the prologue of a file of its own."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 3))
     FigureCanvasSVG(figure)
-    plot.draw(figure.subplots())
+    axes = figure.subplots()
+    for label, (epochs, values) in curves.items():
+        axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1, label=label)
+    axes.set_title(title)
+    axes.set_xlabel("epoch")
+    axes.grid(alpha=0.3)
+    if title == SPEED:
+        axes.set_ylim(bottom=0)
+    if len(curves) > 1:
+        axes.legend(loc="upper right")  # loc="best" is slow
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
     out = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": plot.title, "svg.fonttype": "none"}):
+    with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()[out.getvalue().index("<svg") :]
