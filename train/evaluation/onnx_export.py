@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 import json
-import logging
-import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +15,7 @@ from torch import Tensor, nn
 from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.acceleration.faster_conv import original_convolutions
+from train.models.pruning import silence_library
 from train.settings import ImageShape
 from train.transforms.normalize import Normalize
 
@@ -52,11 +49,8 @@ def export_onnx(
     with original_convolutions(model):
         whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalize)
     images = torch.export.Dim("images", min=2)  # torch.export treats 1 as a constant; the file also accepts one image
-    for name in ("onnxscript", "torch.onnx"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
-            warnings.simplefilter("ignore")
+        with silence_library():  # the exporter prints its progress
             program = torch.onnx.export(
                 whole,
                 (torch.zeros(2, *shape),),

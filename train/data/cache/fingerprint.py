@@ -6,8 +6,8 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.image_file import FileList, ImageFile, OwnSplit, file_size, read_file
+from train.data.sources.image_file import FileList, ImageFile, OwnSplit, file_size, open_image
 from train.data.sources.image_folder import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
@@ -35,11 +35,8 @@ def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFil
 def digest_of_file(file: ImageFile) -> str:
     """Return a digest of an image's content, or why it cannot be read."""
     try:
-        content = read_file(file)
-        if content is None:
-            assert isinstance(file, Path), "the content of others is always read"
-            content = file.read_bytes()
-        return hashlib.blake2b(content, digest_size=16).hexdigest()
+        with open_image(file) as content:
+            return hashlib.file_digest(content, partial(hashlib.blake2b, digest_size=16)).hexdigest()
     except OSError as error:
         return f"unreadable {error.errno}" if error.errno else str(error)
 

@@ -8,9 +8,8 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 # Much larger than any photo, and small enough to be read whole.
 MAX_FILE_BYTES = 2 << 30
@@ -90,7 +89,7 @@ def check_image_file(file: ImageFile) -> int:
     return size
 
 
-def open_image(file: ImageFile) -> BinaryIO:
+def open_image(file: ImageFile) -> BytesIO | FileIO:
     """Open an image; raises `OSError` for what `check_image_file` refuses."""
     check_image_file(file)
     return BytesIO(read_member(file)) if isinstance(file, TarMember) else file.open("rb", buffering=0)
