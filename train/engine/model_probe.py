@@ -12,7 +12,8 @@ from train.child import answer
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
 from train.models.pruning import prune_state
-from train.models.registry import build_model, check_other_size, describe_failure
+from train.models.registry import build_model, check_other_size
+from train.models.users_code import describe_failure
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
 from train.optimization.optimizer import (

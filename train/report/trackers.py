@@ -16,7 +16,7 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from train.checkpoint.metadata import read_bytes
-from train.models.registry import import_users_module
+from train.models.users_code import import_users_module
 from train.settings import TrainSettings
 
 # The project or experiment, unless the tracker's own variable names another.

@@ -18,7 +18,7 @@ from train.data.sources.hugging_face import open_hugging_face
 from train.data.sources.image_file import FileList, OwnSplit, TarMember
 from train.data.sources.image_folder import ImageList, append_split
 from train.data.sources.targets import Targets
-from train.models.registry import describe_failure, import_factory
+from train.models.users_code import describe_failure, import_factory
 from train.settings import TrainSettings
 
 
