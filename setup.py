@@ -27,7 +27,13 @@ setup(
     package_data={
         "reference_training": ["py.typed"],
         f"{OWN}.entrypoint": ["py.typed"],
-        f"{OWN}.train": ["py.typed", "data/digits.csv.gz", "data/digits_license.txt", "report/report.html.jinja"],
+        f"{OWN}.train": [
+            "py.typed",
+            "data/digits.csv.gz",
+            "data/digits_license.txt",
+            "report/*.jinja",
+            "report/page.css",
+        ],
         f"{OWN}.train.kernels": ["*.cpp", "kernels.sh"],
     },
     scripts=["reference_training/entrypoint"],

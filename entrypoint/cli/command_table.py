@@ -94,6 +94,7 @@ COMMANDS: Mapping[str, Command] = {
         help="print finished runs side by side, with the settings in which they differ",
         words=" RUN RUN ...",
     ),
+    "runs": Command(module="report", help="list the runs of a folder: state, score, minutes", words=" [FOLDER]"),
     "tune": Command(
         module="tune",
         help="find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",

@@ -119,16 +119,14 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
     lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
     classes, confusion = evaluation.get("classes") or [], evaluation.get("confusion") or []
     batch, skipped = folder / BATCH_FILE, folder / SKIPPED_FILE
-    loader = FileSystemLoader(Path(__file__).parent)
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"text": value_text, "stragglers": stragglers_text}
-    return pages.get_template("report.html.jinja").render(
+    return render(
+        "report.html.jinja",
         name=folder.resolve().name,
         trains=trains,
         summary=summary,
         shown=[(key, value_text(value)) for key, value in summary.items() if key != "stragglers"],
         advice=advise(summary, plan, lines),
-        plots=plots(lines),
+        plots=drawings(plots_of(lines)),
         batch=base64.b64encode(batch.read_bytes()).decode() if is_file(batch) else "",
         skipped=first_lines(read_regular(skipped).splitlines()) if is_file(skipped) else [],
         mistakes=[one for one in evaluation.get("mistakes") or [] if one.get("png")],
@@ -141,6 +139,14 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
         ranks=read_run_file(folder, "ranks.json") or [],
         settings=[(f"TRAIN_{key.upper()}", value_text(value)) for key, value in settings.items()],
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page with these values in its template."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"text": value_text, "stragglers": stragglers_text}
+    return pages.get_template(template).render(**values)
 
 
 def value_text(value: Any) -> str:
@@ -229,9 +235,9 @@ def without_messages() -> Iterator[None]:
 
 
 @without_messages()
-def plots(lines: list[dict[str, Any]]) -> list[str]:
-    """Return loss, accuracy and throughput over the epochs as drawings in the page."""
-    return [drawing(title, curves) for title, curves in plots_of(lines).items()]
+def drawings(plots: Mapping[str, Mapping[str, Curve]]) -> list[str]:
+    """Return curves by title and label as drawings in a page."""
+    return [drawing(title, curves) for title, curves in plots.items()]
 
 
 def drawing(title: str, curves: Mapping[str, Curve]) -> str:

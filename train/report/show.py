@@ -1,17 +1,24 @@
-"""Program of `entrypoint report` and `entrypoint compare`: pages and tables of finished runs."""
+"""Program of `entrypoint report`, `compare` and `runs`: pages and tables of runs."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import report_error
-from entrypoint.core.errors import ExitCode, UserError, one_line, printable
+from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
+from entrypoint.core.paths import is_file
+from train.checkpoint.folder import FOLDER, list_newest_first
 from train.checkpoint.metadata import write_error
-from train.report.page import read_part, value_text, write_report
+from train.lock_file import LOCK_NAME, STALE_S
+from train.report.metrics import read_metrics
+from train.report.page import Curve, drawings, plots_of, read_part, read_run_file, render, value_text, write_report
 from train.setting_groups.data import SCORES
 
+COMPARE_FILE = "compare.html"
 # What is compared of a summary, in this order.
 RESULTS = (
     *(f"{part}_{score}" for score in SCORES.values() for part in ("test", "best", "val")),
@@ -32,8 +39,12 @@ def report_command(words: Sequence[str]) -> None:
 
 
 def compare_command(words: Sequence[str]) -> None:
-    """Print the results of runs side by side, and the settings in which they differ; raises `UserError`."""
+    """Print the results of runs side by side, and the settings in which they differ; raises `UserError`.
+
+    A page next to the first run has them too, with the curves of all runs.
+    """
     names = [printable(Path(word).name) for word in words]
+    names = names if len(set(names)) == len(names) else [printable(word) for word in words]
     summaries, settings = (
         [read_part(Path(word), name) for word in words] for name in ("summary.json", "settings.json")
     )
@@ -48,6 +59,63 @@ def compare_command(words: Sequence[str]) -> None:
     if differing:
         print("\nsettings that differ")
         print_table(names, differing)
+    plots: dict[str, dict[str, Curve]] = {}
+    for name, word in zip(names, words, strict=True):
+        lines = read_metrics(Path(word)) if is_file(Path(word) / "metrics.jsonl") else []
+        for title, curves in plots_of(lines).items():
+            for label, curve in curves.items():
+                plots.setdefault(title if len(curves) == 1 else f"{label} {title}", {})[name] = curve
+    page = Path(words[0]).parent / COMPARE_FILE
+    content = render("compare.html.jinja", names=names, rows=rows, differing=differing, plots=drawings(plots))
+    try:
+        atomic_write_text(page, content.encode("utf-8", "backslashreplace").decode())
+    except OSError as error:
+        raise write_error(page, error) from None
+    print(f"\n{one_line(page)}")
+
+
+def runs_command(words: Sequence[str]) -> None:
+    """Print the runs of a folder, the newest first; raises `UserError` for a folder that cannot be read."""
+    folder = Path(words[0] if words else "runs")
+    try:
+        runs = [path for path in folder.iterdir() if is_file(path / "settings.json") and not path.is_symlink()]
+    except OSError as error:
+        raise UserError(f"{printable(folder)}: {error.strerror}. Name a folder of runs.") from None
+    runs.sort(key=lambda path: (path / "settings.json").stat().st_mtime, reverse=True)
+    print_table(
+        ("state", "score", "epochs", "minutes", "model", "dataset"), [(path.name, row_of(path)) for path in runs]
+    )
+
+
+def row_of(folder: Path) -> list[str]:
+    """Return the state of a run, its score on the test images (or the last one on others), epochs and minutes."""
+    try:
+        settings, summary = read_part(folder, "settings.json"), read_run_file(folder, "summary.json") or {}
+        lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
+        epochs = [line for line in lines if line["kind"] == "epoch"]
+        known = dict(summary) or {"epochs": len(epochs), **(epochs[-1] if epochs else {})}
+        name = next((key for key in RESULTS if key in known and key.partition("_")[2] in SCORES.values()), "")
+        score = f"{known[name]:.2f} % {name.partition('_')[0]}" if name else "-"
+        minutes = f"{known['total_seconds'] / 60:.1f}" if "total_seconds" in known else "-"
+    except (UserError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # files may be anybody's
+        return ["damaged", "-", "-", "-", "-", first_line(error)]
+    state = "finished" if summary else state_of(folder)
+    return [
+        state,
+        score,
+        *(
+            value_text(one)
+            for one in (known["epochs"], minutes, settings.get("model", "-"), settings.get("dataset", "-"))
+        ),
+    ]
+
+
+def state_of(folder: Path) -> str:
+    """Return what a run without a summary does: its lock is touched while it trains."""
+    lock = folder / LOCK_NAME
+    if is_file(lock) and time.time() - lock.stat().st_mtime < STALE_S:
+        return "trains"
+    return "stopped" if list_newest_first(folder / FOLDER) else "failed"
 
 
 def print_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -58,11 +126,14 @@ def print_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]])
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
+COMMANDS = {"report": report_command, "compare": compare_command, "runs": runs_command}
+
+
 def main() -> int:
     """Run the command on the command line; return the exit code."""
     command, *words = sys.argv[1:]
     try:
-        (report_command if command == "report" else compare_command)(words)
+        COMMANDS[command](words)
     except UserError as error:
         return report_error(error)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""`entrypoint report` and `entrypoint compare`: start the program that shows finished runs."""
+"""`entrypoint report`, `compare` and `runs`: start the program that shows runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from entrypoint.core.process import replace_process
 def run(invocation: Invocation) -> int:
     """Show the runs that the words name."""
     command = invocation.command
-    usage, needed = ("compare RUN RUN", 2) if command.command == "compare" else ("report RUN", 1)
-    if len(command.words) < needed:
-        raise UserError(f"{command.command}: needs finished runs. Use `entrypoint {usage}`.")
+    usage = {"report": ("RUN",), "compare": ("RUN", "RUN")}.get(command.command, ())
+    if len(command.words) < len(usage):
+        raise UserError(
+            f"{command.command}: needs finished runs. Use `entrypoint {command.command} {' '.join(usage)}`."
+        )
     require_extra("train", command.command)
     words = module_command("train.report.show", command.command, *command.words)
     replace_process(words, dict(os.environ))

@@ -14,11 +14,11 @@ class AtOnce(threading.Timer):
     def __init__(self, interval, function):
         super().__init__(0, function)
 threading.Timer = AtOnce
-from train.report.page import plots
+from train.report.page import drawings, plots_of
 lines = [
     {"kind": "step", "step": step, "epoch": step / 10, "loss": 1.0, "images_per_second": 5.0} for step in range(5)
 ]
-assert "<svg" in "".join(plots(lines))
+assert "<svg" in "".join(drawings(plots_of(lines)))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from tests.conftest import Entrypoint
 from tests.train.given import imagefolder
 from train.report.metrics import read_metrics
 from train.report.page import advise, page_of, plots_of, write_report
-from train.report.show import compare_command
+from train.report.show import compare_command, runs_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -129,6 +130,27 @@ def with_strange(value: Any, path: tuple[Any, ...], strange: object) -> Any:
     return changed
 
 
+def test_runs_of_each_state_are_listed(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("whole", "stopped", "trains", "failed", "damaged", "strange")):
+        shutil.copytree(run, tmp_path / "all" / name)
+        if name not in ("whole", "strange"):
+            (tmp_path / "all" / name / "summary.json").unlink()
+        os.utime(tmp_path / "all" / name / "settings.json", (number, number))
+    folder = tmp_path / "all"
+    (folder / "strange/summary.json").write_text('{"total_seconds": "long"}')
+    (folder / "damaged/settings.json").write_text("{")
+    (folder / "stopped/checkpoint/step-000000003").mkdir(parents=True)
+    (folder / "trains/.lock").touch()
+    (folder / "latest").symlink_to("whole")
+    (folder / "other").mkdir()
+    runs_command([str(folder)])
+    states = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert states == {
+        "strange": "damaged", "damaged": "damaged", "failed": "failed", "trains": "trains", "stopped": "stopped",
+        "whole": "finished",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_file_that_somebody_changed_is_one_line(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     summary = SUMMARY | {"stragglers": STRAGGLERS, "data_share": 0.5, "cpu_wait_share": 0.5, "images_skipped": 3}
@@ -211,7 +233,15 @@ def test_commands_make_the_report_again_and_compare_runs(entrypoint: Entrypoint,
     assert compared.code == 0
     assert re.search(r"^ +a +b$", compared.out, re.M)
     assert re.search(r"^TRAIN_LR +auto +0\.01$", compared.out, re.M)
+    assert compared.out.endswith("\nruns/compare.html\n")
+    content = (entrypoint.folder / "runs/compare.html").read_text()
+    assert content.count("<svg") == 4, "losses of both parts, accuracy and speed"
+    assert "<th>TRAIN_LR</th><td>auto</td><td>0.01</td>" in content
+    listed = entrypoint("runs").out.splitlines()
+    assert listed[0].split() == ["state", "score", "epochs", "minutes", "model", "dataset"]
+    assert [line.split()[:2] for line in listed[1:]] == [["b", "finished"], ["a", "finished"]]
     for words, said in (
+        (("runs", "nobody"), "nobody: No such file or directory. Name a folder of runs."),
         (("report", "nobody"), "holds no finished run"),
         (("compare", "runs/a"), "needs finished runs"),
     ):
