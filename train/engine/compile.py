@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,25 +22,36 @@ COMPILE_BASE_S, COMPILE_PER_MODULE_S = 18.0, 0.73
 EXPECTED_SAVING = {"cpu": 0.05, "cuda": 0.2}
 BENCHMARK_PASSES = 5
 
+Forward = Callable[[Tensor], Tensor]
+
 
 def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     """Compile the trainer's step; return the log line.
 
-    With `auto`, compile only if the remaining steps can repay the compile time. `images` is a batch of this rank's
-    share. Every rank takes the same decision.
+    With `auto`, compile only if the remaining steps can repay the compile time. Then keep the compiled step only if a
+    benchmark finds it faster. `images` is a batch of this rank's share. Every rank takes the same decision.
     """
-    mode, backend, figures = trainer.settings.compile, trainer.settings.compile_backend, ""
-    if mode == "auto":
-        # By each rank, because BatchNorm's passes wait for those of all.
-        weighed = estimate_break_even(trainer, steps_left, images)
+    mode, backend = trainer.settings.compile, trainer.settings.compile_backend
+    auto = mode == "auto"
+    message = f"compiled by {backend}, mode {mode}"
+    if auto:
+        weighed = estimate_break_even(
+            trainer, steps_left, images
+        )  # by each rank: BatchNorm's passes wait for those of all
         pays, figures = trainer.group.run_on_main(lambda: weighed, tuple[bool, str])
+        mode = "default"
         if not pays:
             return f"not compiled: {figures}"
-        mode = "default"
     check_backend(backend)
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
-    trainer.set_compiler(partial(torch.compile, backend=backend, **options))
-    return f"compiled by {backend}, mode {mode}{'; ' * bool(figures)}{figures}"
+    compiler = partial(torch.compile, backend=backend, **options)
+    if auto:
+        faster, message = benchmark_compiled(trainer, compiler(trainer.state.model), images)
+        message += f"; {figures}"
+        if not faster:
+            return message
+    trainer.set_compiler(compiler)
+    return message
 
 
 def check_backend(backend: str) -> None:
@@ -55,7 +68,7 @@ def check_backend(backend: str) -> None:
 
 def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays off for the remaining steps, and a text with the estimate."""
-    step_s = time_passes(trainer, images)
+    step_s = min(time_passes(trainer, [trainer.state.model], images)[0])
     cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
         1 for module in trainer.state.model.modules() if not list(module.children())
     )
@@ -67,27 +80,55 @@ def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tu
     )
 
 
-def time_passes(trainer: Trainer, images: Tensor) -> float:
-    """Return the seconds of the fastest of several forward and backward passes of this rank.
+def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
+    """Return whether the compiled model is faster over all ranks, and a text with the times."""
+    problem, compiled_s, eager_s = "", [math.inf], [math.inf]
+    try:
+        compiled_s, eager_s = time_passes(trainer, [forward, trainer.state.model], images)
+    except RuntimeError as error:
+        refused = compile_error(trainer.settings, error)
+        if refused is None:
+            raise
+        problem = str(refused)
+    fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
+    compiled, eager = trainer.group.sum(fastest).tolist()
+    if math.isinf(compiled):
+        return False, f"not compiled: {problem or 'another rank failed to compile'}"
+    faster = compiled < eager
+    figures = (
+        f"compiling took {compiled_s[0]:,.0f} s, forward and backward take {compiled / eager:.2f} times the eager time"
+    )
+    return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
-    Parameters, statistics and random state are unchanged afterwards.
+
+def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+    """Return the seconds of several forward and backward passes of this rank, for each forward function.
+
+    The functions alternate, so that a temporary load affects all of them. Parameters, statistics and random state
+    are unchanged afterwards.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    model, times = trainer.state.model, []
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    kept = {name: buffer.clone() for name, buffer in trainer.state.model.named_buffers()}
+    times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
         for _ in range(BENCHMARK_PASSES):
-            began = time.perf_counter()
-            with autocast(trainer.precision, images.device):
-                logits = model(images)
-            loss = trainer.loss(logits, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss.item()
-            model.zero_grad(set_to_none=True)
-            times.append(time.perf_counter() - began)
-    for name, buffer in model.named_buffers():
+            for forward, taken in zip(forwards, times, strict=True):
+                began = time.perf_counter()
+                forward_backward(trainer, forward, images, labels)
+                taken.append(time.perf_counter() - began)
+    for name, buffer in trainer.state.model.named_buffers():
         buffer.copy_(kept[name])
-    return min(times)
+    return times
+
+
+def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
+    """Compute the gradients of one batch and discard them."""
+    with autocast(trainer.precision, images.device):
+        logits = forward(images)
+    loss = trainer.loss(logits, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    loss.item()
+    trainer.state.model.zero_grad(set_to_none=True)
 
 
 def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:

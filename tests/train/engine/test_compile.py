@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +20,8 @@ from train.engine.compile import check_backend, compile_step, estimate_break_eve
 from train.models.cnn import CNN
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
+
+SLEEP_S = 0.3
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +54,56 @@ def test_auto_compiles_only_if_the_rest_of_the_run_repays_it() -> None:
     assert one.compiler is None
 
 
-def test_auto_compiles_a_long_run() -> None:
+@torch._dynamo.register_backend
+def slow(graph: Any, _: Any) -> Callable[..., Any]:
+    """A backend whose code takes its time, so much that no busy machine hides it."""
+
+    def run(*arguments: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return graph(*arguments)
+
+    return run
+
+
+class Waits(torch.nn.Linear):
+    """A layer that is slow in Python, and of which compiled code knows nothing."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            time.sleep(SLEEP_S)
+        return super().forward(inputs)
+
+
+@torch._dynamo.register_backend
+def broken(graph: Any, _: Any) -> Callable[..., Any]:
+    """A backend that cannot."""
+    raise NotImplementedError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("backend", "layer", "compiled", "reported"),
+    [
+        (
+            "slow",
+            torch.nn.Linear(4, 3),
+            False,
+            r"not compiled: compiling took \d+ s, forward and backward take [\d.]+ times",
+        ),
+        ("eager", Waits(4, 3), True, r"compiled: compiling took \d+ s, forward and backward take 0\.[0-8]\d times"),
+        ("broken", torch.nn.Linear(4, 3), False, r"not compiled: .*the step cannot be compiled \(.*no such thing"),
+    ],
+)
+def test_auto_keeps_compiled_step_only_if_faster(
+    backend: str, layer: torch.nn.Module, compiled: bool, reported: str
+) -> None:
     one = trainer(compile="auto")
-    one.settings = msgspec.structs.replace(one.settings, compile_backend="eager")
+    one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
+    one.set_model(layer, one.state.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)
-    assert re.fullmatch(r"compiled by eager, mode default; .* it pays off from 375 s on", said), said
-    assert one.compiled_forward is not one.ddp_model
+    assert re.match(reported, said), said
+    assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is reported too"
+    assert (one.compiled_forward is not one.ddp_model) is compiled
     assert torch.equal(weights(one), before)
     assert all(parameter.grad is None for parameter in one.state.model.parameters())
 
