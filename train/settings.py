@@ -63,6 +63,15 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
             nodes="may_differ",
         ),
     ] = None
+    price_per_hour: Annotated[
+        AboveZero | None,
+        about(
+            "What a node costs in an hour, in any currency: the summary says what the run has cost.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
+    ] = None
     preemption: Annotated[
         Literal["auto", "ec2", "gce", "off"],
         about(

@@ -30,6 +30,7 @@ from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
+from train.report.cost import COST_FILE, RankCost, cost_text, prometheus_text, summarize_cost
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.page import REPORT_FILE, SKIPPED_FILE, write_report
 from train.report.progress import guarded_stdout
@@ -59,6 +60,7 @@ class RankResults:
     loading: LoadReport | None
     skipped: set[str]
     mistakes: list[Mistake]
+    cost: RankCost
 
 
 def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None:
@@ -89,7 +91,17 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     if skipped:
         with disk_errors_as_user_errors(run.folder):
             atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
-    write_files(run, run.metrics, summary, evaluation, eval_state, started)
+    summary["total_seconds"] = round(time.time() - started, 3)
+    images = (run.trainer.state.step - run.first_step) * run.settings.batch_size
+    cost = summarize_cost(
+        [rank.cost for rank in ranks],
+        summary["total_seconds"],
+        images,
+        run.model_builder.plan.nodes.nnodes,
+        run.settings.price_per_hour,
+    )
+    summary |= cost
+    write_files(run, run.metrics, summary, evaluation, eval_state)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)
         text = loading.text(run.model_builder.plan.the_trainer().num_workers) if loading else ""
@@ -106,6 +118,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
     """Return what this rank knows."""
     group, trainer = run.group, run.trainer
     on_cpu = group.device.type == "cpu"
+    trainer.energy.sample()
     return RankResults(
         threads=torch.get_num_threads(),
         cpu_wait_share=run.cpu_wait.share(),
@@ -113,6 +126,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
         loading=run.source.load_report(trainer.state.seconds),
         skipped=run.source.skipped,
         mistakes=run.mistakes.kept if run.mistakes else [],
+        cost=RankCost(torch.get_num_threads(), int(not on_cpu), trainer.energy.joules),
     )
 
 
@@ -208,16 +222,15 @@ def write_files(
     summary: dict[str, Any],
     evaluation: dict[str, Any],
     eval_state: Mapping[str, Tensor],
-    started: float,
 ) -> None:
-    """Write the run's last files, with the whole command's seconds in the summary; raises `UserError` for a disk."""
+    """Write the run's last files; raises `UserError` for a disk."""
     with disk_errors_as_user_errors(run.folder):
         metrics.close()
         run.progress.close()
-        summary["total_seconds"] = round(time.time() - started, 3)
         atomic_write_text(run.folder / "evaluation.json", json.dumps(evaluation, allow_nan=False) + "\n")
         write_weights(run, eval_state)
         metrics.summary(summary)
+        atomic_write_text(run.folder / COST_FILE, prometheus_text(summary, run.folder.name))
         metrics.end_tracker(FINISHED)
         with metrics.without_failing(REPORT_FILE):
             write_report(run.folder)
@@ -279,6 +292,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,
+        "cost": cost_text(summary),
         "run folder": one_line(folder),
         "look at it": f"{one_line(folder)}/{REPORT_FILE}",
         "use it": f"entrypoint predict {one_line(shlex.quote(str(folder)))} IMAGE",

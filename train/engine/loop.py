@@ -53,6 +53,7 @@ def train_epoch(
     first, due = trainer.state.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
+    trainer.energy.sample()
     before, clocks = time.perf_counter(), trainer.meter.start()
     batches = islice(source.train_batches(epoch, first), max(0, due - first))
     while True:
@@ -72,6 +73,7 @@ def train_epoch(
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
         trainer.gpu_clock.sample()  # while the GPU still computes
+        trainer.energy.sample()
         losses = trainer.group.sum(torch.stack(pending)).tolist()
         losses = check_finite(trainer, losses)
         now = time.perf_counter()

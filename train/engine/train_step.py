@@ -20,6 +20,7 @@ from train.distributed.process_group import ProcessGroup
 from train.engine.teacher import Teacher
 from train.optimization.losses import Loss
 from train.optimization.optimizer import set_lr
+from train.report.cost import EnergyMeter
 from train.report.gpu_clock import GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.report.stragglers import StepMeter
@@ -84,10 +85,12 @@ class Trainer:
     grad_norm: Tensor | None = None
     skipped: int = 0
     gpu_clock: GpuClock = field(init=False)
+    energy: EnergyMeter = field(init=False)
 
     def __post_init__(self) -> None:
-        """Wrap the model, and find the GPU's clock."""
+        """Wrap the model, and find the GPU's clock and the counters of energy."""
         self.gpu_clock = GpuClock(self.group.device)
+        self.energy = EnergyMeter(self.gpu_clock, reads_node=self.group.local_rank == 0)
         self.set_model(self.state.model, self.state.optimizer, self.state.ema_model)
 
     def set_model(

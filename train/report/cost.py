@@ -1,0 +1,111 @@
+"""What a run costs: joules where counters can be read, hours of cores and GPUs, and money by a price an hour."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from train.report.gpu_clock import GpuClock
+
+# The kernel's counters of energy (docs: power/powercap), which many systems let root alone read.
+POWERCAP = Path("/sys/class/powercap")
+COST_FILE = "metrics.prom"
+# What the summary says of the cost, with its text for the screen.
+PARTS = {
+    "core_hours": "{:,.3f} core hours",
+    "gpu_hours": "{:,.3f} GPU hours",
+    "joules": "{:,.0f} J of the nodes",
+    "images_per_joule": "{:,.2f} images/J",
+    "price": "{:,.4f} by TRAIN_PRICE_PER_HOUR",
+}
+# What else stands in the file for Prometheus' node exporter (its textfile collector).
+EXPORTED = ("epochs", "train_seconds", "total_seconds", "images_per_second", "test_loss")
+
+
+class EnergyMeter:
+    """Adds up the joules of this rank's GPU, and with `reads_node` those of the node's packages and memory.
+
+    Other processes on the node are in them. `joules` is None where no counter can be read.
+    """
+
+    def __init__(self, gpu: GpuClock, *, reads_node: bool, root: Path = POWERCAP) -> None:
+        self.gpu, self.root = gpu, root if reads_node else None
+        self.joules: float | None = None
+        self.last: dict[str, float] = {}
+
+    def sample(self) -> None:
+        """Add what was used since the last sample, at most one turn of a counter."""
+        for name, value, turn in (*self.node_counters(), *self.gpu_counters()):
+            if name in self.last:
+                self.joules = (self.joules or 0.0) + (value - self.last[name]) % turn
+            self.last[name] = value
+
+    def node_counters(self) -> Iterator[tuple[str, float, float]]:
+        """Yield name, joules and turn of each counter of a package or of memory, which no other one includes."""
+        for zone in self.root.glob("intel-rapl:*") if self.root else ():
+            try:
+                if re.fullmatch(r"package-\d+|dram", (zone / "name").read_text().strip()):
+                    turn, value = (int((zone / file).read_text()) for file in ("max_energy_range_uj", "energy_uj"))
+                    yield zone.name, value / 1e6, (turn + 1) / 1e6
+            except (OSError, ValueError):
+                continue
+
+    def gpu_counters(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the joules of this rank's GPU since its driver was loaded (NVML, from Volta on)."""
+        if self.gpu.handle is None:
+            return
+        try:
+            millijoules = self.gpu.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu.handle)
+        except self.gpu.nvml.NVMLError:
+            return
+        yield "gpu", millijoules / 1000, math.inf
+
+
+class RankCost(Struct, frozen=True):
+    """What one rank used: cores, GPUs, and joules or None where they are not known."""
+
+    cores: int
+    gpus: int
+    joules: float | None
+
+
+def summarize_cost(
+    ranks: Sequence[RankCost], seconds: float, images: int, nodes: int, price: float | None
+) -> dict[str, float]:
+    """Return the cost of a command of so many seconds and images on all ranks; what is not known is left out.
+
+    `price` is that of a node for an hour.
+    """
+    hours = seconds / 3600
+    joules = [rank.joules for rank in ranks if rank.joules is not None]
+    cost = {
+        "core_hours": hours * sum(rank.cores for rank in ranks),
+        "gpu_hours": hours * sum(rank.gpus for rank in ranks),
+    }
+    if joules:
+        cost |= {"joules": sum(joules), "images_per_joule": images / sum(joules) if sum(joules) else 0.0}
+    if price is not None:
+        cost["price"] = price * nodes * hours
+    return {name: round(value, 6) for name, value in cost.items() if value}
+
+
+def cost_text(summary: Mapping[str, Any]) -> str:
+    """Return the cost in one line, empty where neither energy nor a price is known."""
+    if not {"joules", "price"} & summary.keys():
+        return ""
+    return ", ".join(text.format(summary[name]) for name, text in PARTS.items() if name in summary)
+
+
+def prometheus_text(summary: Mapping[str, Any], run: str) -> str:
+    """Return the numbers of a run as Prometheus' text format, which OpenMetrics extends."""
+    escaped = run.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    names = [name for name in (*EXPORTED, f"test_{summary['score']}", *PARTS) if name in summary]
+    return "".join(
+        f'# TYPE reference_training_{name} gauge\nreference_training_{name}{{run="{escaped}"}} {summary[name]}\n'
+        for name in names
+    )
