@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 
 from entrypoint.cli.command_table import COMMANDS
-from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 
 EXIT_CODES = (
@@ -43,11 +42,6 @@ def help_text(about: SettingField) -> str:
     listed = about.choices and not about.accepts_other and len(about.choices) > MAX_METAVAR_CHOICES
     choices = f" One of: {', '.join(about.choices)}." if listed else ""
     return f"{about.description}{choices} [{about.default or 'unset'}]".replace("%", "%%")
-
-
-def version_text() -> str:
-    """Return name and version of the project."""
-    return f"entrypoint {package_version(PROJECT) or '(not installed)'}"
 
 
 def overview() -> str:

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from msgspec import Struct, field
 
 from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGET_WORDS, TARGETS, all_groups, load_group
-from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview, version_text
+from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 from entrypoint.machine.cpu_load import LoadSample
@@ -78,12 +79,11 @@ class Parser(argparse.ArgumentParser):
         """Raise `UserError` for an error of argparse."""
         missing = re.match(r"argument (--[\w-]+): expected one argument", message)
         if missing:
-            raise UserError(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
+            texts = (
+                str(action.help) for action in self._actions if missing[1] in action.option_strings and action.help
+            )
+            raise UserError(f"{missing[1]}: needs a value. {next(texts, '')}")
         raise UserError(f"{message}. See `{self.prog} --help`.")
-
-    def help_of(self, flag: str) -> str:
-        """Return the description of a flag."""
-        return next((str(action.help) for action in self._actions if flag in action.option_strings and action.help), "")
 
 
 def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> CommandLine:
@@ -139,7 +139,7 @@ def general_help(word: str) -> str:
     if word in ("--help", "-h", "help"):
         return overview()
     if word == "--version":
-        return version_text()
+        return f"entrypoint {package_version(PROJECT) or '(not installed)'}"
     return help_all(all_groups().values()) if word == "--help-all" else ""
 
 

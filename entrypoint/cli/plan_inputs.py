@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.cpu_load import other_busy_cpus, sample_busy_cpus
+from entrypoint.machine.cpu_load import other_busy_cpus, take_sample
 from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.interpreter import PTH_FILE, Interpreter, find_interpreter
 from entrypoint.machine.procfs import parent_name
@@ -64,7 +65,9 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
     if not loaded.busy_cpus or settings.values.reserve_cpus != "auto":
         return loaded
     # A burst must not cost a run its cores. Meanwhile this process needs no CPU that another one would wait for.
-    return replace(inputs, machine=replace(inputs.machine, busy_cpus=sample_busy_cpus(AGAIN_S)))
+    again = take_sample()
+    time.sleep(AGAIN_S)
+    return replace(inputs, machine=replace(inputs.machine, busy_cpus=other_busy_cpus(again)))
 
 
 def detect_plan_inputs(

@@ -101,26 +101,21 @@ def outputs_of(shell: Any, count: int) -> list[Any]:
     return outputs
 
 
-def save(content: Any, target: Path) -> None:
-    """Write the executed notebook; one line says if it cannot be written."""
-    import nbformat
-
-    try:
-        atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
-    except OSError as error:
-        log_once(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
-
-
 def run_cells(shell: Any, content: Any, target: Path | None) -> BaseException | None:
     """Run a notebook's cells, save it after each if it has a target, and return the exception that ended it."""
+    import nbformat
+
     for cell in code_cells(content):
         count = shell.execution_count
         result = shell.run_cell(cell.source, store_history=True)
         cell.execution_count, cell.outputs = count, outputs_of(shell, count)
         if target:
-            save(content, target)
-        if error := result.error_before_exec or result.error_in_exec:
-            return error if isinstance(error, BaseException) else None
+            try:
+                atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
+            except OSError as error:
+                log_once(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
+        if failure := result.error_before_exec or result.error_in_exec:
+            return failure if isinstance(failure, BaseException) else None
     return None
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from msgspec import Struct
 
 STAT_PATH, TASKS_PATH = Path("/proc/stat"), Path("/proc/self/task")
-# Long enough to resolve a tenth of a CPU with the kernel's 10 ms ticks.
-SAMPLE_S = 0.2
 # Columns of unused time in a CPU's line: idle, iowait (kernel docs, filesystems/proc.rst).
 IDLE_COLUMNS = (3, 4)
 # The column of time that the host took from a virtual machine. Leaving a CPU free does not return that time.
@@ -43,14 +41,6 @@ def busy_cpus_between(before: Mapping[int, tuple[int, int]], after: Mapping[int,
     """Return how many CPUs were used between two readings, 0 to their number."""
     spans = [(used - before[cpu][0], whole - before[cpu][1]) for cpu, (used, whole) in after.items() if cpu in before]
     return sum(used / whole for used, whole in spans if whole > 0)
-
-
-def sample_busy_cpus(seconds: float = SAMPLE_S) -> float:
-    """Return how many of this process's CPUs other processes use while it sleeps."""
-    cpus = frozenset(os.sched_getaffinity(0))
-    before = read_cpu_ticks(cpus)
-    time.sleep(seconds)
-    return busy_cpus_between(before, read_cpu_ticks(cpus))
 
 
 class LoadSample(Struct, frozen=True):

@@ -15,7 +15,6 @@ from entrypoint.machine.cpu_load import (
     other_busy_cpus,
     own_cpu_seconds,
     read_cpu_ticks,
-    sample_busy_cpus,
     take_sample,
 )
 from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
@@ -38,6 +37,14 @@ BUSY = {
     "a CPU that came meanwhile": ({0: (0, 0)}, {0: (10, 20), 1: (10, 20)}, 0.5),
     "nothing counted": ({}, {}, 0.0),
 }
+
+
+def sample_busy_cpus(seconds: float) -> float:
+    """Return how many of this process's CPUs other processes use while it sleeps."""
+    cpus = frozenset(os.sched_getaffinity(0))
+    before = read_cpu_ticks(cpus)
+    time.sleep(seconds)
+    return busy_cpus_between(before, read_cpu_ticks(cpus))
 
 
 def test_read_cpu_ticks_skips_idle_and_other_cpus(tmp_path: Path) -> None:
