@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train.report.metrics import MetricsWriter, read_metrics
-from train.report.page import plots
+from train.report.page import drawings, plots_of
 
 
 def write_run(folder: Path, *, tensorboard: bool = False) -> None:
@@ -34,7 +34,7 @@ def test_metrics_lines_are_json(tmp_path: Path) -> None:
 def test_single_point_is_no_curve(tmp_path: Path) -> None:
     write_steps(tmp_path, range(1, 2))
     assert read_metrics(tmp_path)
-    assert not plots(read_metrics(tmp_path))
+    assert not drawings(plots_of(read_metrics(tmp_path)))
 
 
 def test_metrics_repeated_step_counts_once(tmp_path: Path) -> None:
