@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Collection, Sequence
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.compile_backends import find_ipex_problem
 from entrypoint.machine.detect import Machine
@@ -96,8 +96,8 @@ def hardware_support(precision: str, device: str, machine: Machine) -> str:
     return f"the CPU has {flag}" if flag else ""
 
 
-def decide_compiling(given: ParsedSettings[TrainSettings], problem: str) -> Decision:
-    """Compile if the user asks for it; `problem` says why the backend cannot be used.
+def decide_compiling(given: ParsedSettings[TrainSettings], problem: str, cache: str) -> Decision:
+    """Compile if the user asks for it; `problem` says why the backend cannot be used, `cache` where inductor keeps it.
 
     Raises `UserError` in that case, and for settings that contradict.
     """
@@ -116,7 +116,8 @@ def decide_compiling(given: ParsedSettings[TrainSettings], problem: str) -> Deci
             f"{sources['compile']} and {sources['compile_backend']} contradict: only inductor has modes."
             " Set TRAIN_COMPILE=default."
         )
-    detail = "if the run is long enough" if values.compile == "auto" else ""
+    when = "if the run is long enough; " if values.compile == "auto" else ""
+    detail = f"{when}kept in {printable(cache)}" if cache and values.compile_backend == "inductor" else when
     value = f"{values.compile} by {values.compile_backend}"
     return Decision("compile", value, detail, Source.USER, sources["compile"])
 

@@ -113,7 +113,7 @@ def plan_trainer(
         normalization_decision,
         workers_decision,
         precision,
-        decide_compiling(given, facts.compile_problem),
+        decide_compiling(given, facts.compile_problem, plan.environment.variables.get("TORCHINDUCTOR_CACHE_DIR", "")),
         ipex,
         *winograd,
         *decide_parallelism(given, ranks),

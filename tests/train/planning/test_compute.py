@@ -163,7 +163,8 @@ def test_requested_unusable_ipex_raises(versions: dict[str, str], said: str) -> 
 
 def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gpus: int = 0) -> Plan:
     node = replace(make_machine(4, gpus=gpus), packages=Packages(versions or {}))
-    return plan_trainer(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
+    plan = make_test_plan(node).with_variables({"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor"})
+    return plan_trainer(plan, read_train_settings(environ, {}), SMALL, node)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,7 @@ def test_plan_names_the_compile_backend(environ: dict[str, str], value: str) -> 
     made = next(decision for decision in compiled(environ).decisions if decision.key == "compile")
     assert made.value == value
     assert ("(set by you)" in made.text) is bool(environ)
+    assert ("kept in /tmp/inductor" in made.reason) is (value == "default by inductor")
 
 
 @pytest.mark.parametrize(
