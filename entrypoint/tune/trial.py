@@ -25,6 +25,8 @@ from entrypoint.tune.candidates import Candidate
 
 # Seconds until a program has its first rate, and until it exits after SIGTERM.
 STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
+# What ends a search.
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
 # The number of first rates that are ignored as warm-up.
 WARM_UP = 2
 # Steps between two rates of the trainer: few enough for slow steps, many enough for fast ones.
@@ -88,6 +90,7 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
         if spec.is_trainer:
             environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": name}
         with (folder / "out").open("wb") as output, (folder / "err").open("wb") as errors:
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # a stop after the fork would leave the trial running
             process = subprocess.Popen(
                 own_command(*spec.words),
                 env=environ,
@@ -95,9 +98,12 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
+                preexec_fn=allow_stops,
             )
         try:
+            allow_stops()
             rates = collect_rates(process, spec, folder)
+            ended = process.poll()
         finally:
             terminate_trial(process)
         said = (folder / "err").read_text(errors="replace")
@@ -105,8 +111,15 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
             return "its ranks open no process group, so each does all of the work"
         if rates:
             return statistics.median(rates)
-        error = last_error_line(said, f"it ended with {process.returncode}")
-        return error if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s"
+        if ended is None:
+            return f"no rate within {STARTUP_TIMEOUT_S} s"
+        unmatched = "--metric matches nothing that it prints" if spec.metric else "it ended before it had a rate"
+        return last_error_line(said, f"it ended with {ended}") if ended else unmatched
+
+
+def allow_stops() -> None:
+    """Let stop signals through again, here and in a new process."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Path) -> list[float]:
