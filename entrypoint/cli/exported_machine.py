@@ -26,7 +26,11 @@ def read_machine(path: Path) -> Machine:
             raise ValueError("a node has CPUs with different ids, and memory")
         if "\\" in text or not all(map(str.isprintable, text.split("\n"))):
             raise ValueError("a name has control characters")
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(
+            f"--machine={printable(path)}: {error.strerror}. Name a file of `doctor --export-machine`."
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"--machine={printable(path)}: does not describe a node ({printable(error)}). Write it there by"
             " `entrypoint doctor --export-machine > node.json`."

@@ -236,6 +236,8 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
     flag = word.partition("=")[0]
     if flag in TARGETS:
         return UserError(f"{name} {flag}: takes no program. Use `entrypoint {name}` or `entrypoint plan {flag}`.")
+    if target == "train" and not flag.startswith("-") and not flag.endswith((".py", ".ipynb")):
+        return UserError(f"{name} {printable(flag)}: no such folder. Name a folder of data.")
     if not flag.startswith("-"):
         return UserError(
             f"{printable(flag)}: unexpected. Use `entrypoint run {printable(flag)}` to run your own script."

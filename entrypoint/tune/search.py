@@ -76,7 +76,7 @@ class TuningSession(Struct):
             write_stderr(f"{trial}      cannot run  {candidate}: {outcome}")
             return None
         self.rates.setdefault(candidate, []).append(outcome)
-        write_stderr(f"{trial}  {f'{outcome:,.4g}{self.unit}':>14}  {candidate}")
+        write_stderr(f"{trial}  {f'{rate_text(outcome)}{self.unit}':>14}  {candidate}")
         return outcome
 
     def compare(self, candidates: Sequence[Candidate]) -> ComparisonResult[Candidate] | None:
@@ -109,7 +109,7 @@ def tune(
     )
     path = folder / f"{machine_program_key(inputs, training)}.json"
     program = one_line(" ".join(words))
-    log(f"tuning {program} for up to {settings.minutes:g} minutes. Its result will be stored in {one_line(path)}")
+    log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial has a session of its own, and must not stay
     session = TuningSession(spec, time.monotonic() + settings.minutes * 60)
     result = search(session, inputs, plan)
@@ -147,6 +147,11 @@ def is_faster_than_planned(result: ComparisonResult[Candidate]) -> bool:
     return BASELINE not in (result.best, *result.ties)
 
 
+def rate_text(rate: float) -> str:
+    """Return a rate with about four digits, and never as a power of ten."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
+
 def describe(result: ComparisonResult[Candidate], session: TuningSession) -> str:
     """Return the evidence for a result: rate, gain, number of plans, and date."""
     count, when = len(session.rates), time.strftime("%Y-%m-%d")
@@ -154,7 +159,7 @@ def describe(result: ComparisonResult[Candidate], session: TuningSession) -> str
         return f"no plan of {count} tried was faster than the untuned one, {when}"
     best, untuned = result.median(result.best), result.rates.get(BASELINE)  # the untuned plan may not run
     gain = f", {best / statistics.median(untuned):.2f} times the untuned plan's" if untuned else ""
-    return f"{best:,.4g}{session.unit}{gain}: the best of {count} plans tried, {when}"
+    return f"{rate_text(best)}{session.unit}{gain}: the best of {count} plans tried, {when}"
 
 
 def format_report(result: ComparisonResult[Candidate], session: TuningSession) -> list[str]:
@@ -163,5 +168,5 @@ def format_report(result: ComparisonResult[Candidate], session: TuningSession) -
     lines = [f"{'rate':>10}  of the best  trials  plan"]
     for candidate in sorted(medians, key=lambda candidate: -medians[candidate]):
         share, trials = medians[candidate] / medians[result.best], len(session.rates[candidate])
-        lines.append(f"{medians[candidate]:>10,.4g}{share:>13.2f}{trials:>8}  {candidate}")
+        lines.append(f"{rate_text(medians[candidate]):>10}{share:>13.2f}{trials:>8}  {candidate}")
     return lines + [f"{candidate}: cannot run: {problem}" for candidate, problem in session.errors.items()]

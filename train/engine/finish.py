@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -265,7 +267,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     more = f"; {', '.join(others)}" if others else ""
     lines = [
         f"{f'test {name}':14} {summary[f'test_{name}']:.2f} %{top5}{more} of {summary['test_images']:,} images"
-        f" after {summary['epochs']} epochs, {summary['steps']:,} steps"
+        f" after {count_text(summary['epochs'], 'epoch')}, {summary['steps']:,} steps"
     ]
     if summary[f"best_{name}"] is not None:
         hint = "" if summary["best_chosen_on"] == "val" else "; TRAIN_VAL_SPLIT=0.1 sets other images apart for that"
@@ -284,6 +286,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     ]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped, steps, reserved = summary["images_skipped"], summary["skipped_steps"], summary["reserved_cpus"]
+    command = "entrypoint" if shutil.which("entrypoint") else one_line(Path(sys.prefix, "bin/entrypoint"))
     notes = {
         "warning": " ".join(summary["doubts"]),
         "skipped": f"{count_text(steps, 'step')} whose loss or gradients were not finite" if steps else "",
@@ -295,7 +298,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "cost": cost_text(summary),
         "run folder": one_line(folder),
         "look at it": f"{one_line(folder)}/{REPORT_FILE}",
-        "use it": f"entrypoint predict {one_line(shlex.quote(str(folder)))} IMAGE",
-        "test it": f"entrypoint evaluate {one_line(shlex.quote(str(folder)))}",
+        "use it": f"{command} predict {one_line(shlex.quote(str(folder)))} IMAGE",
+        "test it": f"{command} evaluate {one_line(shlex.quote(str(folder)))}",
     }
     return [*lines, *(f"{name:14} {text}" for name, text in notes.items() if text)]

@@ -45,9 +45,10 @@ def compare_command(words: Sequence[str]) -> None:
     """
     names = [printable(Path(word).name) for word in words]
     names = names if len(set(names)) == len(names) else [printable(word) for word in words]
-    summaries, settings = (
-        [read_part(Path(word), name) for word in words] for name in ("summary.json", "settings.json")
-    )
+    settings = [read_part(Path(word), "settings.json") for word in words]
+    summaries = [
+        read_part(Path(word), "summary.json") if is_file(Path(word) / "summary.json") else {} for word in words
+    ]
     rows = [(key, [value_text(one[key]) if key in one else "-" for one in summaries]) for key in RESULTS]
     rows = [(key, values) for key, values in rows if set(values) != {"-"}]
     differing = [

@@ -103,7 +103,8 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
         (["--epochs", "3", "tune"], "--epochs: flags follow the command. Use `entrypoint tune --epochs …`"),
-        (["train", ".", "x"], "x: unexpected."),
+        (["train", ".", "x"], "train x: no such folder. Name a folder of data."),
+        (["train", "phtos"], "train phtos: no such folder."),
         (["train", ".", "--nope", "1"], "--nope: no such flag."),
     ],
 )
