@@ -136,8 +136,8 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     reserve_cpus: Annotated[
         Auto | Annotated[int, Meta(ge=0, le=4096)],
         about(
-            "CPUs to leave free for other processes. auto: as many as are busy, if that is at most half of them, unless"
-            " a scheduler allocated this node."
+            "CPUs to leave free for other processes. auto: as many as are busy, if at most half are. None where a"
+            " scheduler allocated this node."
         ),
     ] = "auto"
     oversubscribe: Annotated[bool, about("Allow more ranks than cores; they then share cores.")] = False

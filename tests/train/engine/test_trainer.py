@@ -41,8 +41,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
     assert names == {
         *("plan.json", "settings.json", "versions.json", "command.txt", "metrics.jsonl", "summary.json"),
         *("checkpoint", "tensorboard", "ranks.json", "evaluation.json", "model.safetensors"),
-        "report.html",
-        "batch.png",
+        *("report.html", "batch.png", "metrics.prom"),
     }
     assert list((folder / "tensorboard").iterdir())
     for name in ("plan.json", "settings.json", "versions.json"):
