@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from tests.factories import train_settings
 from train.acceleration.amp import gradient_scaler
+from train.data.feeds.batches import Batch
 from train.distributed.process_group import ProcessGroup
 from train.engine.train_step import Trainer, TrainState
 from train.optimization.losses import Loss
@@ -34,3 +37,16 @@ def trainer(*, fused: bool = True, **settings: object) -> Trainer:
 
 def weights(one: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in one.state.model.parameters()])
+
+
+class TwelveAtATime:
+    """Seven steps of the batch."""
+
+    steps_per_epoch = 7
+
+    def train_batches(self, _epoch: int, first: int = 0) -> Iterator[Batch]:
+        for _ in range(first, self.steps_per_epoch):
+            yield Batch(((X, Y),), 12)
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield X, Y

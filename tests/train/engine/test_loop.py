@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint.core.errors import ExitCode, UserError
-from tests.train.engine.learners import X, Y, trainer, weights
+from tests.train.engine.learners import TwelveAtATime, X, Y, trainer, weights
 from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.engine.loop import StepCallbacks, check_finite, timed_first_step, train_epoch
 from train.engine.train_step import Trainer
@@ -59,17 +58,6 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights() -> None:
     exact = trainer()
     assert exact.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
     assert torch.allclose(weights(exact), weights(one), atol=0.01)
-
-
-class TwelveAtATime:
-    steps_per_epoch = 7
-
-    def train_batches(self, _epoch: int, first: int = 0) -> Iterator[Batch]:
-        for _ in range(first, self.steps_per_epoch):
-            yield Batch(((X, Y),), 12)
-
-    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        yield X, Y
 
 
 def test_train_epoch_reports_each_interval_and_the_rest() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import Entrypoint
-from tests.train.engine.learners import X, Y, trainer
-from tests.train.engine.test_loop import TwelveAtATime
+from tests.train.engine.learners import TwelveAtATime, X, Y, trainer
 from train.data.feeds.batches import Batch
 from train.engine.loop import StepCallbacks, train_epoch
 
