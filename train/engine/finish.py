@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from entrypoint.core.errors import count_text, one_line
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.metadata import NO_BEST
 from train.checkpoint.tensor_files import write_tensors
+from train.data.datasets import ImageTensors
 from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
@@ -38,6 +41,10 @@ from train.report.page import REPORT_FILE, SKIPPED_FILE, write_report
 from train.report.progress import guarded_stdout
 from train.report.stragglers import RankTimes, cpu_wait_text, stragglers_text, summarize
 from train.report.trackers import FINISHED
+from train.seeding import shard_slice
+
+# With fewer test images a difference of some points says little.
+FEW_IMAGES = 500
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     if not run.metrics:
         return
     rebuilt = rebuild_model(run, eval_state)
-    skipped = sorted(set(run.skipped).union(*(rank.skipped for rank in ranks)))
+    skipped = sorted(set(run.dataset.skipped).union(*(rank.skipped for rank in ranks)))
     summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt)
     summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
@@ -127,9 +134,22 @@ def results_of_rank(run: TrainingRun) -> RankResults:
         times=RankTimes(group.rank, group.node_of(group.rank), trainer.meter, on_cpu, trainer.gpu_clock.to_json()),
         loading=run.source.load_report(trainer.state.seconds),
         skipped=run.source.skipped,
-        mistakes=run.mistakes.kept if run.mistakes else [],
+        mistakes=named_mistakes(run),
         cost=RankCost(torch.get_num_threads(), int(not on_cpu), trainer.energy.joules),
     )
+
+
+def named_mistakes(run: TrainingRun) -> list[Mistake]:
+    """Return this rank's surest mistakes on the test images, with the names of their files where these are known.
+
+    Images in memory without those that could not be read have no such place in the list.
+    """
+    kept, listings, rows = run.mistakes.kept if run.mistakes else [], run.dataset.listings, run.source.rows.test
+    if not listings or (run.dataset.skipped and isinstance(run.dataset.test, ImageTensors)):
+        return kept
+    tested = range(len(listings[1])) if rows is None else rows.tolist()
+    own = tested[shard_slice(len(tested), run.group.rank, run.group.world_size)]
+    return [replace(mistake, file=str(listings[1].files[own[mistake.place]])) for mistake in kept]
 
 
 def slowest_loading(ranks: list[RankResults]) -> LoadReport | None:
@@ -259,6 +279,18 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def interval_text(accuracy: float, images: int) -> str:
+    """Return between which values the accuracy of so few images lies with 95 % confidence (Wilson's interval)."""
+    if images >= FEW_IMAGES:
+        return ""
+    share, z = accuracy / 100, NormalDist().inv_cdf(0.975)
+    middle = (share + z * z / (2 * images)) / (1 + z * z / images)
+    half = z * math.sqrt(share * (1 - share) / images + (z / (2 * images)) ** 2) / (1 + z * z / images)
+    return (
+        f"{100 * (middle - half):.0f} to {100 * (middle + half):.0f} % with 95 % confidence, by {images:,} test images"
+    )
+
+
 def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[str]:
     """Return the summary in a few lines; `loading` is what loading cost, empty if little."""
     top5 = f" (top 5: {summary['test_top5_accuracy']:.2f} %)" if "test_top5_accuracy" in summary else ""
@@ -288,6 +320,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     skipped, steps, reserved = summary["images_skipped"], summary["skipped_steps"], summary["reserved_cpus"]
     command = "entrypoint" if shutil.which("entrypoint") else one_line(Path(sys.prefix, "bin/entrypoint"))
     notes = {
+        "few images": interval_text(summary[f"test_{name}"], summary["test_images"]) if name == "accuracy" else "",
         "warning": " ".join(summary["doubts"]),
         "skipped": f"{count_text(steps, 'step')} whose loss or gradients were not finite" if steps else "",
         "left out": f"{count_text(skipped, 'unreadable image')}{among}: {SKIPPED_FILE}" if skipped else "",

@@ -53,7 +53,7 @@ from train.transforms.normalize import Normalize
 class TrainingRun:
     """Objects that a run's epochs use; `metrics` is None except on rank 0.
 
-    `data` is what the run knows of its data set. `skipped` are the files that were left out before the first batch.
+    `data` is what the run knows of its data set. `dataset` are the images themselves.
     `mistakes` are those of the last evaluation on this rank. `save_group` is the process group of the threads that save
     a sharded model.
     """
@@ -70,7 +70,7 @@ class TrainingRun:
     lock: RunLock
     checkpoint_writer: AsyncCheckpointWriter
     data: DataFingerprint
-    skipped: tuple[str, ...] = ()
+    dataset: DataSet
     save_group: dist.ProcessGroup | None = None
     profiler: Profiler | None = None
     mistakes: MistakeCollector | None = None
@@ -173,7 +173,7 @@ def setup_run(
         lock=lock,
         checkpoint_writer=AsyncCheckpointWriter(),
         data=known,
-        skipped=data.skipped,
+        dataset=data,
     )
     if settings.parallelism == "fsdp":
         run.save_group = open_save_group(group, plan.collective_timeout_s)

@@ -182,12 +182,17 @@ MAX_SIDE = 96
 
 @dataclass(frozen=True, order=True)
 class Mistake:
-    """A wrongly predicted image: the probability of the wrong class, both classes, and (C, H, W) bytes."""
+    """A wrongly predicted image: the probability of the wrong class, both classes, and (C, H, W) bytes.
+
+    `place` is its number among those that the rank evaluated, and `file` its name where it is known.
+    """
 
     probability: float
     label: int
     predicted: int
+    place: int
     pixels: Tensor = field(compare=False)
+    file: str = field(default="", compare=False)
 
 
 @dataclass
@@ -196,16 +201,19 @@ class MistakeCollector:
 
     normalize: Normalize
     kept: list[Mistake] = field(default_factory=list)
+    evaluated: int = 0
 
     def add(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Look at a batch of normalized (N, C, H, W) images with their (N, classes) logits."""
+        first, self.evaluated = self.evaluated, self.evaluated + len(images)
         shares, predicted = logits.softmax(1).max(1)
         wrong = ((predicted != labels) & (labels != IGNORE_LABEL)).nonzero().flatten()
         if not len(wrong):
             return
         best = wrong[shares[wrong].topk(min(KEPT, len(wrong))).indices]
         pixels = self.normalize.undo(images[best])
-        rows = zip(shares[best].tolist(), labels[best].tolist(), predicted[best].tolist(), pixels, strict=True)
+        places = (first + best).tolist()
+        rows = zip(shares[best].tolist(), labels[best].tolist(), predicted[best].tolist(), places, pixels, strict=True)
         self.kept = sorted([*self.kept, *(Mistake(*row) for row in rows)], reverse=True)[:KEPT]
 
 
@@ -216,6 +224,7 @@ def as_json(mistakes: list[Mistake], classes: tuple[str, ...]) -> list[dict[str,
             "class": classes[one.label],
             "predicted": classes[one.predicted],
             "probability": round(one.probability, 4),
+            "file": one.file,
             "png": png_of(one.pixels),
         }
         for one in mistakes
