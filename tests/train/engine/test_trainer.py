@@ -47,7 +47,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
     for name in ("plan.json", "settings.json", "versions.json"):
         json.loads((folder / name).read_text())
     assert "one rank with all cores" in result.err
-    assert re.search(r"^epoch 1/10  step \d+/220  loss [\d.]+  [\d,]+ images/s  left \d+:\d\d$", result.out, re.M)
+    assert re.search(r"^epoch 1/10  step \d+/220  loss [\d.]+  [\d,]+ images/s  left \d+:\d\d:\d\d$", result.out, re.M)
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
     assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
 
