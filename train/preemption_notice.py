@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from http.client import HTTPException
 from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
@@ -43,7 +44,7 @@ def poll(cloud: str, chosen: str) -> None:
             if has_notice(cloud):
                 STOP_CONTROLLER.deadline = Deadline(time.monotonic(), f"{cloud}'s notice of preemption")
                 return
-        except OSError as error:
+        except (OSError, HTTPException, ValueError) as error:
             if not silent:
                 write_stderr(f"train: TRAIN_PREEMPTION={cloud}: no answer of its metadata server ({first_line(error)})")
             silent = True
@@ -51,7 +52,7 @@ def poll(cloud: str, chosen: str) -> None:
 
 
 def has_notice(cloud: str) -> bool:
-    """Return whether the cloud is about to stop this machine; raises OSError without an answer.
+    """Return whether the cloud is about to stop this machine; raises any error of urllib without an answer.
 
     Sources: EC2, "Spot Instance interruption notices" with IMDSv2; Compute Engine, "Spot VMs, handle preemption".
     The variables are those of the clouds' own libraries.

@@ -66,7 +66,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     price_per_hour: Annotated[
         AboveZero | None,
         about(
-            "What a node costs in an hour, in any currency: the summary says what the run has cost.",
+            "What a node costs in an hour, in any currency: the summary says what the command has cost.",
             speed=False,
             resume="may_change",
             nodes="may_differ",

@@ -39,6 +39,8 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
     from train.settings import read_train_settings
 
     values = read_train_settings(inputs.environ, command.flags).values
+    if values.evaluate:  # the run's own settings say how its data are read, and nothing was tuned for them
+        return values.speed_relevant()
     return {**values.speed_relevant(), "shape": inspect_dataset(values).shape}
 
 

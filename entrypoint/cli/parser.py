@@ -17,7 +17,7 @@ from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.packages import PROJECT, package_version
-from entrypoint.core.paths import is_folder
+from entrypoint.core.paths import exists, is_folder
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 from entrypoint.machine.cpu_load import LoadSample
 from entrypoint.plan.model import Program
@@ -236,7 +236,7 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
     flag = word.partition("=")[0]
     if flag in TARGETS:
         return UserError(f"{name} {flag}: takes no program. Use `entrypoint {name}` or `entrypoint plan {flag}`.")
-    if target == "train" and not flag.startswith("-") and not flag.endswith((".py", ".ipynb")):
+    if target == "train" and not flag.startswith("-") and not flag.endswith((".py", ".ipynb")) and not exists(flag):
         return UserError(f"{name} {printable(flag)}: no such folder. Name a folder of data.")
     if not flag.startswith("-"):
         return UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.client import BadStatusLine, InvalidURL
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,7 +14,8 @@ from tests.conftest import Entrypoint
 from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT
 from tests.train.started import Started
 from train import preemption_notice
-from train.preemption_notice import cloud_of_machine, has_notice
+from train.preemption import STOP_CONTROLLER
+from train.preemption_notice import cloud_of_machine, has_notice, poll
 
 EC2 = "/latest/meta-data/spot/instance-action"
 GCE = "/computeMetadata/v1/instance/preempted"
@@ -101,6 +103,28 @@ def test_run_saves_on_notice(entrypoint: Entrypoint, metadata: Metadata, cloud: 
     assert code == 75, err
     assert f"preempted: stopped by {cloud}'s notice of preemption: step " in err
     assert list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("down"), BadStatusLine("x"), ValueError("unknown url type"), InvalidURL("x")]
+)
+def test_bad_answer_does_not_end_the_watch(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Exception | bool] = [error, error, True]
+
+    def answer(_: str) -> bool:
+        now = answers.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+    monkeypatch.setattr(preemption_notice, "has_notice", answer)
+    monkeypatch.setattr(preemption_notice, "POLL_S", 0)
+    monkeypatch.setattr(STOP_CONTROLLER, "deadline", None)
+    poll("ec2", "ec2")
+    assert STOP_CONTROLLER.deadline
+    assert capsys.readouterr().err.count("no answer") == 1
 
 
 @pytest.mark.launch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 
 from train.acceleration.amp import autocast
@@ -46,7 +46,8 @@ def choose_trained_part(run: TrainingRun) -> TrainedPart:
     bits. Raises `Preempted` as training does.
     """
     layer = only_trained_layer(run)
-    width = feature_width(run, layer) if layer else 0
+    # Rank 0 decides for all: others may compute with other kernels.
+    width = run.group.run_on_main(lambda: feature_width(run, layer), int) if layer else 0
     if not width:
         return TrainedPart(run.source)
     run.progress.print(f"computing the frozen backbone's features once, {width:,} numbers an image")
@@ -57,9 +58,11 @@ def choose_trained_part(run: TrainingRun) -> TrainedPart:
     if run.group.all_reduce_max_async(int(STOP_CONTROLLER.stop_requested))():
         save_and_exit(run, run.first_epoch)
     run.trainer.state.seconds += time.perf_counter() - began
-    settings, device = replace(run.settings, transforms="none"), run.group.device
+    device = run.group.device
     unchanged = Normalize(torch.zeros(1, width, 1, 1, device=device), torch.ones(1, width, 1, 1, device=device))
-    part = TrainedPart(MemorySource(trained, others, settings, run.group, unchanged, run.source.rows), layer)
+    source = MemorySource(trained, others, run.settings, run.group, unchanged, run.source.rows)
+    source.sampler = run.source.sampler  # an image that cannot be read keeps its class for the order
+    part = TrainedPart(source, layer)
     run.trainer.ddp_model = wrap_ddp(part.of(run.trainer.state.model), run.settings, run.group)
     run.trainer.compiled_forward = run.trainer.ddp_model
     return part
@@ -87,32 +90,47 @@ def only_trained_layer(run: TrainingRun) -> str:
     )
     trained = trainer.state.model.named_parameters()
     layers = {name.rpartition(".")[0] for name, parameter in trained if parameter.requires_grad}
-    if not settings.freeze or changes_images or needs_images or len(layers) > 1 or run.epochs - run.first_epoch < 2:
+    is_short = run.epochs < 2 or run.first_epoch >= run.epochs
+    if not settings.freeze or changes_images or needs_images or len(layers) > 1 or is_short:
         return ""
     return layers.pop()
 
 
+def first_images(run: TrainingRun, count: int) -> Tensor:
+    """Return some of the first training images as they are evaluated, on the device; for rank 0 alone."""
+    rows = torch.arange(min(count * run.group.world_size, run.data.train_examples))
+    return next(run.source.eval_batches(TRAIN, rows))[0]
+
+
 def feature_width(run: TrainingRun, layer: str) -> int:
-    """Return how many numbers the layer gets of an image, 0 where they change, where more follows, or for too many."""
-    model, images = copy.deepcopy(run.trainer.state.model), run.source.sample()[:CHECKED_IMAGES].to(run.group.device)
+    """Return how many numbers the layer gets of an image, 0 where they change, where more follows, or for too many.
+
+    The layer gets random weights for that, as one of zeros hides what follows.
+    """
+    model, images = copy.deepcopy(run.trainer.state.model), first_images(run, CHECKED_IMAGES)
+    head = model.get_submodule(layer)
     with torch.random.fork_rng(devices=[]), autocast(run.trainer.precision, run.group.device), torch.no_grad():
-        first, second = model.train()(images), model(images)
-        inputs = inputs_of(model.eval(), layer, images)
-        if len(inputs) != 1 or inputs[0].dim() != 2 or not torch.equal(first, second):
+        for parameter in head.parameters():
+            parameter.normal_()
+        passes = [inputs_of(model.train(mode), layer, images) for mode in (True, True, False)]
+        if any(len(inputs) != 1 or inputs[0] is None or inputs[0].dim() != 2 for inputs, _ in passes):
             return 0
-        is_last = torch.allclose(first, model.get_submodule(layer)(inputs[0]), rtol=0.01, atol=0.01)
-    width = inputs[0].shape[1]
-    needed = 4 * width * (run.data.train_examples + run.data.test_examples)
-    return width if is_last and needed <= MAX_BYTES else 0
+        ((first,), outputs), ((second,), _), ((features,), _) = passes
+        fits = torch.equal(first, second) and torch.allclose(first, features, rtol=0.01, atol=0.01)
+        is_last = fits and torch.allclose(outputs, head(features), rtol=0.01, atol=0.01)
+    needed = 4 * features.shape[1] * (run.data.train_examples + run.data.test_examples)
+    return features.shape[1] if is_last and needed <= MAX_BYTES else 0
 
 
-def inputs_of(model: nn.Module, layer: str, images: Tensor) -> list[Tensor]:
-    """Return what a layer gets in a forward pass, each time that it is called."""
-    inputs: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    model(images)
+def inputs_of(model: nn.Module, layer: str, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return what a layer gets in a forward pass, each time that it is called, and the outputs."""
+    inputs: list[Any] = []
+    hook = model.get_submodule(layer).register_forward_pre_hook(
+        lambda _, args: inputs.append(args[0] if len(args) == 1 else None)
+    )
+    outputs = model(images)
     hook.remove()
-    return inputs
+    return inputs, outputs
 
 
 def compute_features(run: TrainingRun, layer: str, split: int, width: int) -> ImageTensors:
@@ -122,7 +140,7 @@ def compute_features(run: TrainingRun, layer: str, split: int, width: int) -> Im
         if STOP_CONTROLLER.stop_requested:
             break
         with autocast(run.trainer.precision, run.group.device), torch.no_grad():
-            (features,) = inputs_of(model, layer, images)
+            ((features,), _) = inputs_of(model, layer, images)
         parts.append(features.to("cpu", torch.float32, copy=True))
         labels.append(own_labels.cpu())
     model.train()

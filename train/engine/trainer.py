@@ -23,7 +23,7 @@ from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.best_weights import use_best_weights
 from train.engine.finish import FinalScores, write_summary
-from train.engine.frozen_features import TrainedPart, choose_trained_part
+from train.engine.frozen_features import TrainedPart, choose_trained_part, first_images
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
@@ -171,10 +171,9 @@ def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: fl
 
 def show_batch(run: TrainingRun, part: TrainedPart, images: Tensor) -> None:
     """Show normalized (N, C, H, W) images as the network saw them."""
-    if part.layer:
-        images = run.source.sample()
     if run.live:
-        run.live.show_batch(run.source.normalize.undo(images[:SHOWN]))
+        shown = first_images(run, SHOWN) if part.layer else images[:SHOWN]
+        run.live.show_batch(run.source.normalize.undo(shown))
 
 
 def should_stop_early(run: TrainingRun) -> bool:

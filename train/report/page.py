@@ -245,21 +245,24 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     figure = Figure(figsize=(4.2, 3))
     FigureCanvasSVG(figure)
     axes = figure.subplots()
-    for label, (epochs, values) in curves.items():
-        axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1, label=label)
+    for epochs, values in curves.values():
+        axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1)
     axes.set_title(title)
     axes.set_xlabel("epoch")
     axes.grid(alpha=0.3)
     if title == SPEED:
         axes.set_ylim(bottom=0)
     if len(curves) > 1:
-        axes.legend(loc="upper right")  # loc="best" is slow
+        axes.legend(axes.lines, list(curves), loc="upper right")  # loc="best" is slow
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
     out = io.StringIO()
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names of runs have any letters
     with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()[out.getvalue().index("<svg") :]

@@ -100,7 +100,7 @@ def row_of(folder: Path) -> list[str]:
         minutes = f"{known['total_seconds'] / 60:.1f}" if "total_seconds" in known else "-"
     except (UserError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # files may be anybody's
         return ["damaged", "-", "-", "-", "-", first_line(error)]
-    state = "finished" if summary else state_of(folder)
+    state = state_of(folder, finished=bool(summary))
     return [
         state,
         score,
@@ -111,11 +111,13 @@ def row_of(folder: Path) -> list[str]:
     ]
 
 
-def state_of(folder: Path) -> str:
-    """Return what a run without a summary does: its lock is touched while it trains."""
+def state_of(folder: Path, *, finished: bool) -> str:
+    """Return what a run does: its lock is touched while it trains, also after it has finished before."""
     lock = folder / LOCK_NAME
     if is_file(lock) and time.time() - lock.stat().st_mtime < STALE_S:
         return "trains"
+    if finished:
+        return "finished"
     return "stopped" if list_newest_first(folder / FOLDER) else "failed"
 
 

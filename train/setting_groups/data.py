@@ -52,7 +52,10 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     label_separator: Annotated[
         Annotated[str, Meta(min_length=1, max_length=8)],
         about(
-            "multilabel: what divides the labels in a cell.", speed=False, evaluate="adopted", needs="task=multilabel"
+            "multilabel: what divides the labels in a cell; space for blanks.",
+            speed=False,
+            evaluate="adopted",
+            needs="task=multilabel",
         ),
     ] = "|"
     data_dir: Annotated[

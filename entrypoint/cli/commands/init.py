@@ -25,7 +25,7 @@ def run(invocation: Invocation) -> int:
         with Path(name).open("x") as file:
             file.write(settings_file(name))
     except FileExistsError:
-        raise UserError(f"init {printable(name)}: is there already. Name another file, or remove it.") from None
+        raise UserError(f"init {printable(name)}: is there already. Name another file.") from None
     write_stdout(f"{printable(name)}: remove the # of what you set, then: entrypoint train --config {printable(name)}")
     return ExitCode.DONE
 

@@ -35,6 +35,6 @@ def test_command_writes_once(entrypoint: Entrypoint) -> None:
     again = entrypoint("init", "mine.toml")
     assert (again.code, again.err) == (
         2,
-        "entrypoint: error: init mine.toml: is there already. Name another file, or remove it.\n",
+        "entrypoint: error: init mine.toml: is there already. Name another file.\n",
     )
     assert entrypoint("init", "no/such/folder.toml").code == 3

@@ -35,13 +35,29 @@ class Twice(Net):  # the same numbers, but the layer's inputs are not all that i
         return super().forward(images)
 
 class Dropout(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
+    def __init__(self, num_classes, in_channels=1):
+        super().__init__(num_classes, in_channels)
         self.drop = nn.Dropout(0.1)
 
 class Scaled(Net):
     def forward(self, images):
         return 2 * super().forward(images)
+
+class ByName(Net):
+    def forward(self, images):
+        return self.head(input=self.body(images))
+
+class Zeros(Net):
+    def __init__(self, num_classes, in_channels=1):
+        super().__init__(num_classes, in_channels)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+class ZerosDropout(Zeros, Dropout):
+    pass
+
+class ZerosScaled(Zeros, Scaled):
+    pass
 
 class Slow(Net):
     def forward(self, images):
@@ -99,6 +115,9 @@ def test_streams_and_ranks_learn_the_same(entrypoint: Entrypoint, frozen: dict[s
     [
         {"TRAIN_MODEL": "own_net:Dropout"},
         {"TRAIN_MODEL": "own_net:Scaled"},
+        {"TRAIN_MODEL": "own_net:ZerosDropout"},
+        {"TRAIN_MODEL": "own_net:ZerosScaled"},
+        {"TRAIN_MODEL": "own_net:ByName"},
         {"TRAIN_FREEZE": "body.1"},
         {"TRAIN_TRANSFORMS": "flip-crop"},
         {"TRAIN_MIXUP_ALPHA": "0.2"},
@@ -111,6 +130,23 @@ def test_images_that_change_are_computed_each_time(
     result = entrypoint("train", env=frozen | {"TRAIN_EPOCHS": "2"} | more)
     assert result.code == 0, result.err
     assert "features once" not in result.out
+
+
+def test_balance_draws_by_the_classes_of_unreadable_images_too(
+    entrypoint: Entrypoint, frozen: dict[str, str], image_folder: Path
+) -> None:
+    broken = next((image_folder / "train/class0").iterdir())
+    broken.write_bytes(broken.read_bytes()[:60])
+    env = frozen | {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(image_folder), "TRAIN_BATCH_SIZE": "4",
+        "TRAIN_DATA_SOURCE": "stream", "TRAIN_TRANSFORMS": "none", "TRAIN_BALANCE": "1",
+        "TRAIN_ON_UNREADABLE_IMAGE": "skip", "TRAIN_NORMALIZE": "imagenet",
+    }  # fmt: skip
+    for name in ("Zeros", "Twice"):
+        result = entrypoint("train", f"--model=own_net:{name}", f"--run-name={name}", env=env)
+        assert result.code == 0, result.err
+        assert (ONCE in result.out) is (name == "Zeros")
+    assert entrypoint.summary("Zeros")["images_skipped"] == entrypoint.summary("Twice")["images_skipped"] == 1
 
 
 def test_run_stopped_while_it_computes_features_resumes(entrypoint: Entrypoint, frozen: dict[str, str]) -> None:
@@ -127,6 +163,7 @@ def test_run_stopped_while_it_computes_features_resumes(entrypoint: Entrypoint, 
 
 
 def test_resumed_run_has_the_same_bits(entrypoint: Entrypoint, frozen: dict[str, str]) -> None:
+    frozen |= {"TRAIN_MODEL": "own_net:Zeros"}
     straight = entrypoint.train("--run-name=straight", env=frozen | {"TRAIN_EPOCHS": "4"})
     cut = frozen | {"TRAIN_EPOCHS": "4", "TRAIN_RUN_NAME": "cut"}
     entrypoint.train("--keep-checkpoints=9", env=cut)

@@ -141,14 +141,25 @@ def test_runs_of_each_state_are_listed(tmp_path: Path, run: Path, capsys: pytest
     (folder / "damaged/settings.json").write_text("{")
     (folder / "stopped/checkpoint/step-000000003").mkdir(parents=True)
     (folder / "trains/.lock").touch()
+    shutil.copytree(folder / "whole", folder / "again")
+    (folder / "again/.lock").touch()
     (folder / "latest").symlink_to("whole")
     (folder / "other").mkdir()
     runs_command([str(folder)])
     states = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
     assert states == {
-        "strange": "damaged", "damaged": "damaged", "failed": "failed", "trains": "trains", "stopped": "stopped",
-        "whole": "finished",
+        "strange": "damaged", "damaged": "damaged", "failed": "failed", "trains": "trains", "again": "trains",
+        "stopped": "stopped", "whole": "finished",
     }  # fmt: skip
+
+
+def test_runs_of_any_name_are_compared(tmp_path: Path, run: Path) -> None:
+    names = [r"a$\q$", "_base", "<b>&"]
+    for name in names:
+        shutil.copytree(run, tmp_path / "all" / name)
+    compare_command([str(tmp_path / "all" / name) for name in names])
+    drawn = re.findall(r">([^<>]+)</text>", (tmp_path / "all/compare.html").read_text())
+    assert {r"a$\q$", "_base", "&lt;b&gt;&amp;"} <= set(drawn)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.packages import package_version, require_extra
+from train.data.sources.image_file import read_file
 from train.setting_groups.data import DataSettings
 from train.setting_groups.folder_kind import HUGGING_FACE
 
 # The hub's names of a split, best first. A test split may come without its labels.
-NAMES = {"train": ("train",), "test": ("test", "validation", "valid", "val", "dev"), "val": ("validation", "valid")}
+VAL = ("validation", "valid", "val", "dev")
+NAMES = {"train": ("train",), "test": ("test", *VAL), "val": VAL}
 # Without any other, so much of the training split is what tests.
 TEST_SHARE = 0.1
 
@@ -21,26 +28,30 @@ TEST_SHARE = 0.1
 class HuggingFaceSplit:
     """One split as the trainer reads data sets of the user's: encoded images by index, with their labels."""
 
-    def __init__(self, rows: Any, image: str, label: str, *, several: bool) -> None:
-        from datasets import Image
-
-        feature = rows.features[label]
+    def __init__(self, rows: Any, columns: tuple[str, str], *, several: bool) -> None:
+        (self.image, self.label), self.rows, self.several = columns, rows, several
+        feature = rows.features[self.label]
         self.classes: list[str] = list(getattr(getattr(feature, "feature", feature), "names", ()))
-        self.rows, self.image, self.label, self.several = (
-            rows.cast_column(image, Image(decode=False)),
-            image,
-            label,
-            several,
-        )
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.rows)
 
     def __getitem__(self, row: int) -> tuple[bytes, Any]:
-        """Return the bytes of an image, and its label."""
+        """Return the bytes of an image, and its label; raises OSError for one that is not there."""
         image = self.rows[row][self.image]
-        return image["bytes"] or Path(image["path"]).read_bytes(), self.targets[row]
+        if not image:
+            raise OSError("its row has no image")
+        content = image["bytes"] or read_file(Path(image["path"]))  # a row may name any file, and a pipe would hang
+        return content or b"", self.targets[row]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the labels and of what is stored of 256 images."""
+        digest = hashlib.blake2b(json.dumps(self.targets).encode(), digest_size=16)
+        for row in range(0, len(self), max(1, len(self) // 256)):
+            digest.update(str(self.rows[row][self.image]).encode())
+        return digest.hexdigest()
 
     @cached_property
     def targets(self) -> list[Any]:
@@ -70,15 +81,20 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
     is_saved = any((place / name).is_file() for name in HUGGING_FACE)
     loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    image, label = choose_columns(settings, source, next(iter(splits.values())).features)
-    known = {name: rows for name, rows in splits.items() if name == "train" or has_labels(rows, label)}
+    columns = choose_columns(settings, source, next(iter(splits.values())).features)
+    known = {name: rows for name, rows in splits.items() if name == "train" or has_labels(rows, columns[1])}
     if "train" in known and not any(name in known for name in NAMES["test"]):
-        known = known["train"].train_test_split(TEST_SHARE, seed=0)  # the same whatever TRAIN_SEED is
+        rows, order = known["train"], np.random.default_rng(0).permutation(len(known["train"]))  # with any TRAIN_SEED
+        tested = math.ceil(TEST_SHARE * len(rows))
+        known = {
+            "train": rows.select(order[tested:], keep_in_memory=True),  # the user's folder stays as it is
+            "test": rows.select(order[:tested], keep_in_memory=True),
+        }
     names = [name for name in NAMES[split] if name in known]
-    if split == "val" and "test" not in known:  # it is what tests then
+    if not names or (split == "val" and "test" not in known):  # it is what tests then
         return None
-    rows = known[names[0]] if names else None
-    return rows and HuggingFaceSplit(rows, image, label, several=settings.task == "multilabel")
+    rows = known[names[0]].select_columns(list(columns)).cast_column(columns[0], datasets.Image(decode=False))
+    return HuggingFaceSplit(rows, columns, several=settings.task == "multilabel")
 
 
 def choose_columns(settings: DataSettings, source: str, features: Any) -> tuple[str, str]:
@@ -102,4 +118,4 @@ def choose_columns(settings: DataSettings, source: str, features: Any) -> tuple[
 
 def has_labels(rows: Any, label: str) -> bool:
     """Return whether a split has its labels, which a public test split may lack: -1 stands there."""
-    return bool(len(rows)) and rows[0][label] not in (-1, None)
+    return bool(len(rows)) and rows[label][0] not in (-1, None)

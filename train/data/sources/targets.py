@@ -46,8 +46,8 @@ def names_of_targets(settings: DataSettings, columns: Sequence[str], rows: Itera
 
 
 def split_labels(cell: str, separator: str) -> list[str]:
-    """Return the labels in a cell."""
-    return [part for part in map(str.strip, cell.split(separator)) if part]
+    """Return the labels in a cell; `space` is any blanks, as a setting has none at its end."""
+    return [part for part in map(str.strip, cell.split(None if separator == "space" else separator)) if part]
 
 
 def read_target(settings: DataSettings, names: Sequence[str], cells: Sequence[str], where: str) -> tuple[float, ...]:
@@ -94,5 +94,5 @@ def check_single_labels(labels: Iterable[str], where: str) -> None:
         if odd:
             raise UserError(
                 f"{where}: label {printable(odd)} looks like several labels, as each part is a label too. Set"
-                f" TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider}', or rename it."
+                f" TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider.replace(' ', 'space')}', or rename it."
             )

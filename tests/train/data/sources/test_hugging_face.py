@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.train.given import TWO_RANKS, losses
 from train.checkpoint.folder import list_newest_first
 from train.data.decoding.decoder import read_image
 from train.data.sources import hugging_face
-from train.data.sources.image_folder import ImageList
+from train.data.sources.image_folder import ImageList, UnreadableImage
 from train.data.sources.own_dataset import list_own_splits
 
 has_datasets = find_spec("datasets") is not None
@@ -131,6 +132,49 @@ def test_what_the_library_raises_is_one_line(tmp_path: Path, monkeypatch: pytest
         listed(tmp_path / "set")
     assert str(caught.value).startswith(f"TRAIN_DATASET=hf:{tmp_path}/set: raised ")
     assert "\n" not in str(caught.value)
+
+
+@needs_datasets
+def test_row_without_an_image_or_with_a_pipe_is_unreadable(tmp_path: Path, image_folder: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Image
+    from pyarrow import parquet
+
+    file = next((image_folder / "train/class0").iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    stored = [{"bytes": None, "path": str(tmp_path / "pipe")}, None, {"bytes": file.read_bytes(), "path": None}]
+    types = Features({"image": Image(decode=False), "label": ClassLabel(names=["a", "b"])})
+    made = Dataset.from_dict({"image": stored * 10, "label": [0, 1, 0] * 10}, types)
+    (tmp_path / "set").mkdir()
+    parquet.write_table(made.data.table, tmp_path / "set/train-0.parquet")
+    train, test = listed(tmp_path / "set")
+    read = [read_image(one.files[row], (3, 16, 16)) for one in (train, test) for row in range(len(one))]
+    bad = [str(image) for image in read if isinstance(image, UnreadableImage)]
+    assert len(bad) == 20
+    assert sum("its row has no image" in text for text in bad) == 10
+
+
+@needs_datasets
+def test_folder_stays_as_it_is_and_other_columns_are_not_read(tmp_path: Path, image_folder: Path) -> None:
+    from datasets import Image
+
+    broken = {"bytes": b"no image", "path": None}
+    rows_of(image_folder / "train", mask=(lambda _: broken, Image())).save_to_disk(tmp_path / "one")
+    before = sorted(path.name for path in (tmp_path / "one").iterdir())
+    train, test = listed(tmp_path / "one", data_columns="photo,kind")
+    assert (len(train), len(test)) == (21, 3)
+    assert not isinstance(read_image(train.files[0], (3, 16, 16)), UnreadableImage)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == before
+
+
+@needs_datasets
+@pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
+def test_validation_split_by_any_name_chooses(saved: Path, image_folder: Path, name: str) -> None:
+    from datasets import DatasetDict
+
+    parts = {"train": "train", "test": "test", name: "test"}
+    DatasetDict({split: rows_of(image_folder / part) for split, part in parts.items()}).save_to_disk(saved / "all")
+    _, tested = listed(saved / "all")
+    assert (len(tested), tested.val_start) == (24, 12)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ SEVERAL = ["a|b", "", "b | a", "b"]
     [
         ("file,label", SEVERAL, {}),
         ("file,label", [cell.replace("|", "+") for cell in SEVERAL], {"label_separator": "+"}),
+        ("file,label", [cell.replace(" | ", "  ").replace("|", " ") for cell in SEVERAL], {"label_separator": "space"}),
         ("a,b,file", ["1,1", "0,0", "true,1.0", ",1"], {}),
     ],
 )
@@ -226,7 +227,7 @@ def test_label_that_looks_like_several_is_refused(labelled: Path, labels: list[s
         return
     with pytest.raises(UserError, match="looks like several labels") as caught:
         list_files(csv_settings(labelled))
-    assert f"TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider}'" in str(caught.value)
+    assert f"TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider if divider.strip() else 'space'}'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
