@@ -50,6 +50,8 @@ def test_task_is_learned_and_used(entrypoint: Entrypoint, task: dict[str, str], 
     assert f"test {score}" in (entrypoint.folder / "runs/run/report.html").read_text()
     evaluated = entrypoint("evaluate", "runs/run", env={"LAUNCH_QUIET": "1"})
     assert f"{score:9} {summary[f'test_{score}']:.2f} %" in evaluated.out, evaluated.err
+    named = entrypoint("evaluate", "runs/run", "--data-dir", str(image_folder), env={"LAUNCH_QUIET": "1"})
+    assert named.out == evaluated.out, named.err
     images = sorted(map(str, (image_folder / "test").rglob("*.*")))
     predicted = entrypoint("predict", "--format", "json", "runs/run", *images)
     answers = {one["file"]: one["predictions"] for one in json.loads(predicted.out)}
