@@ -58,6 +58,18 @@ def test_docker_run_accepts_every_command(docker: Docker, image: str, bound: Pat
     )
 
 
+def test_runs_are_used_and_compared_where_only_their_folder_is_writable(docker: Docker, bound: Path) -> None:
+    """A model of torchvision's and a drawing need a folder for temporary files, which Python does not find here."""
+    options = (*LEAST, "--user=54321", "-v", f"{bound}:/workspace/runs", *SHORT, "-e", "TRAIN_MODEL=resnet18")
+    for name in ("a", "b"):
+        done = docker.run("cpu", options=(*options, "-e", f"TRAIN_RUN_NAME={name}"))
+        assert done.code == 0, done.err
+    for words in (("predict", "runs/a", "runs/a/batch.png"), ("report", "runs/a"), ("compare", "runs/a", "runs/b")):
+        done = docker.run("cpu", *words, options=options)
+        assert (done.code, done.err) == (0, ""), words
+    assert (bound / "compare.html").is_file()
+
+
 def test_docker_script_failure_keeps_its_exit_code(docker: Docker, bound: Path) -> None:
     script(bound, "x.py", "raise SystemExit(9)")
     assert docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace")).code == 9

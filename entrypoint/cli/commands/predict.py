@@ -7,6 +7,7 @@ from entrypoint.core.errors import UserError
 from entrypoint.core.own_modules import module_command
 from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process
+from entrypoint.core.user_dirs import with_fallbacks
 from train.predict_settings import read_predict_settings
 
 
@@ -19,4 +20,4 @@ def run(invocation: Invocation) -> int:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
     require_extra("train", "predict")
     words = module_command("train.evaluation.predict", *command.words)
-    replace_process(words, {**environ, **settings.as_variables()})
+    replace_process(words, {**with_fallbacks(environ), **settings.as_variables()})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from entrypoint.cli.parser import Invocation
 from entrypoint.core.errors import UserError
 from entrypoint.core.own_modules import module_command
 from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process
+from entrypoint.core.user_dirs import with_fallbacks
 
 
 def run(invocation: Invocation) -> int:
@@ -21,4 +20,4 @@ def run(invocation: Invocation) -> int:
         )
     require_extra("train", command.command)
     words = module_command("train.report.show", command.command, *command.words)
-    replace_process(words, dict(os.environ))
+    replace_process(words, with_fallbacks(invocation.environ))
