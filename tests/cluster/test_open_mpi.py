@@ -17,7 +17,7 @@ SHOW = """
 import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
-dist.barrier()  # whoever left at once would break the connections that the other still opens
+dist.barrier()  # a rank that leaves at once breaks the connections that the other still opens
 print("rank", os.environ["RANK"], os.environ["ENTRYPOINT_MASTER_ADDR"], os.uname().nodename, flush=True)
 dist.destroy_process_group()
 """
