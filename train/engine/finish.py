@@ -308,9 +308,11 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         lines.append(f"best           {best}")
     frozen = summary["all_parameters"] - summary["parameters"]
     parameters = f"{summary['parameters']:,} parameters" + (f" trained, {frozen:,} frozen" if frozen else "")
+    resumed = summary["train_seconds"] > summary["total_seconds"]
     lines += [
-        f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
-        f" the whole command {summary['total_seconds']:.1f} s",
+        f"training       {summary['train_seconds']:.1f} s{' over all starts' if resumed else ''},"
+        f" {summary['images_per_second']:,.0f} images/s, {'this' if resumed else 'the whole'} command"
+        f" {summary['total_seconds']:.1f} s",
         f"model          {summary['model']}, {parameters}, {summary['multiply_adds']:,} multiply-adds an image",
         f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
         f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
