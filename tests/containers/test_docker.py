@@ -58,7 +58,7 @@ def test_docker_run_accepts_every_command(docker: Docker, image: str, bound: Pat
     )
 
 
-def test_runs_are_used_and_compared_where_only_their_folder_is_writable(docker: Docker, bound: Path) -> None:
+def test_runs_are_used_where_their_folder_alone_is_writable(docker: Docker, bound: Path) -> None:
     """A model of torchvision's and a drawing need a folder for temporary files, which Python does not find here."""
     options = (*LEAST, "--user=54321", "-v", f"{bound}:/workspace/runs", *SHORT, "-e", "TRAIN_MODEL=resnet18")
     for name in ("a", "b"):
