@@ -101,15 +101,13 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
         with disk_errors_as_user_errors(run.folder):
             atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
     summary["total_seconds"] = round(time.time() - started, 3)
-    images = (run.trainer.state.step - run.first_step) * run.settings.batch_size
-    cost = summarize_cost(
+    summary |= summarize_cost(
         [rank.cost for rank in ranks],
         summary["total_seconds"],
-        images,
+        run.trainer.meter.steps * run.settings.batch_size,
         run.model_builder.plan.nodes.nnodes,
         run.settings.price_per_hour,
     )
-    summary |= cost
     write_files(run, run.metrics, summary, evaluation, eval_state)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)

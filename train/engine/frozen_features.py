@@ -16,6 +16,7 @@ from train.data.feeds.batches import BatchSource
 from train.data.feeds.memory import MemorySource
 from train.data.val_split import TEST, TRAIN
 from train.distributed.ddp import wrap_ddp
+from train.distributed.process_group import ProcessGroup
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import save_and_exit
 from train.preemption import STOP_CONTROLLER
@@ -144,10 +145,14 @@ def compute_features(run: TrainingRun, layer: str, split: int, width: int) -> Im
         parts.append(features.to("cpu", torch.float32, copy=True))
         labels.append(own_labels.cpu())
     model.train()
-    share, sizes = torch.cat(parts), run.group.gather(sum(map(len, labels)), int)
-    start, device = sum(sizes[: run.group.rank]), run.group.device
-    features, all_labels = torch.zeros(sum(sizes), width), torch.zeros(sum(sizes), dtype=torch.int64)
-    features[start : start + len(share)] = share
-    all_labels[start : start + len(share)] = torch.cat(labels)
-    summed = run.group.sum(features.to(device)).cpu()  # the others' rows are zeros here
-    return ImageTensors(summed.view(-1, 1, 1, width), run.group.sum(all_labels.to(device)).cpu())
+    features, numbers = (all_rows(run.group, torch.cat(rows)) for rows in (parts, labels))
+    return ImageTensors(features.view(-1, 1, 1, width), numbers)
+
+
+def all_rows(group: ProcessGroup, rows: Tensor) -> Tensor:
+    """Return the rows of all ranks in order of rank, on the CPU."""
+    sizes = group.gather(len(rows), int)
+    start = sum(sizes[: group.rank])
+    whole = torch.zeros(sum(sizes), *rows.shape[1:], dtype=rows.dtype)
+    whole[start : start + len(rows)] = rows
+    return group.sum(whole.to(group.device)).cpu()  # the others' rows are zeros here

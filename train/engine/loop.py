@@ -53,7 +53,6 @@ def train_epoch(
     first, due = trainer.state.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
-    trainer.energy.sample()
     before, clocks = time.perf_counter(), trainer.meter.start()
     batches = islice(source.train_batches(epoch, first), max(0, due - first))
     while True:

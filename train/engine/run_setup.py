@@ -76,11 +76,6 @@ class TrainingRun:
     mistakes: MistakeCollector | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
     heap: HeapTrimmer = field(default_factory=HeapTrimmer)
-    first_step: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Note the step that this process begins with."""
-        self.first_step = self.trainer.state.step
 
     def advance_profiler(self) -> None:
         """Advance the profiler by one step, and remove it when it is done."""

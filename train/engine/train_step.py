@@ -91,6 +91,7 @@ class Trainer:
         """Wrap the model, and find the GPU's clock and the counters of energy."""
         self.gpu_clock = GpuClock(self.group.device)
         self.energy = EnergyMeter(self.gpu_clock, reads_node=self.group.local_rank == 0)
+        self.energy.sample()
         self.set_model(self.state.model, self.state.optimizer, self.state.ema_model)
 
     def set_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +35,24 @@ class EnergyMeter:
     """
 
     def __init__(self, gpu: GpuClock, *, reads_node: bool, root: Path = POWERCAP) -> None:
-        self.gpu, self.root = gpu, root if reads_node else None
+        self.gpu, self.turns = gpu, dict(node_counters(root)) if reads_node else {}
         self.joules: float | None = None
         self.last: dict[str, float] = {}
 
     def sample(self) -> None:
         """Add what was used since the last sample, at most one turn of a counter."""
-        for name, value, turn in (*self.node_counters(), *self.gpu_counters()):
+        for name, value, turn in (*self.node_joules(), *self.gpu_joules()):
             if name in self.last:
                 self.joules = (self.joules or 0.0) + (value - self.last[name]) % turn
             self.last[name] = value
 
-    def node_counters(self) -> Iterator[tuple[str, float, float]]:
-        """Yield name, joules and turn of each counter of a package or of memory, which no other one includes."""
-        for zone in self.root.glob("intel-rapl:*") if self.root else ():
-            try:
-                if re.fullmatch(r"package-\d+|dram", (zone / "name").read_text().strip()):
-                    turn, value = (int((zone / file).read_text()) for file in ("max_energy_range_uj", "energy_uj"))
-                    yield zone.name, value / 1e6, (turn + 1) / 1e6
-            except (OSError, ValueError):
-                continue
+    def node_joules(self) -> Iterator[tuple[str, float, float]]:
+        """Yield name, joules and turn of each counter of the node that can be read."""
+        for path, turn in self.turns.items():
+            with suppress(OSError, ValueError):
+                yield str(path), int(path.read_text()) / 1e6, turn
 
-    def gpu_counters(self) -> Iterator[tuple[str, float, float]]:
+    def gpu_joules(self) -> Iterator[tuple[str, float, float]]:
         """Yield the joules of this rank's GPU since its driver was loaded (NVML, from Volta on)."""
         if self.gpu.handle is None:
             return
@@ -64,6 +61,14 @@ class EnergyMeter:
         except self.gpu.nvml.NVMLError:
             return
         yield "gpu", millijoules / 1000, math.inf
+
+
+def node_counters(root: Path) -> Iterator[tuple[Path, float]]:
+    """Yield the file of each counter of a package or of memory, which no other one includes, and joules of a turn."""
+    for zone in root.glob("intel-rapl:*"):
+        with suppress(OSError, ValueError):
+            if re.fullmatch(r"package-\d+|dram", (zone / "name").read_text().strip()):
+                yield zone / "energy_uj", (int((zone / "max_energy_range_uj").read_text()) + 1) / 1e6
 
 
 class RankCost(Struct, frozen=True):

@@ -15,7 +15,7 @@ from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line, printable
 from entrypoint.core.packages import missing_module
-from entrypoint.core.paths import open_regular
+from entrypoint.core.paths import is_file, open_regular
 from train.checkpoint.metadata import read_bytes, write_error
 from train.report.run_folder import as_json
 from train.report.trackers import Tracker
@@ -168,6 +168,7 @@ def remove_later_lines(path: Path, step: int) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; the last ones of a step that was repeated after a restart."""
-    last = {(line["kind"], line["step"]): line for line in read_lines(folder / "metrics.jsonl")}
+    """Return the lines of metrics.jsonl, none without it; the last ones of a step that was repeated after a restart."""
+    path = folder / "metrics.jsonl"
+    last = {(line["kind"], line["step"]): line for line in (read_lines(path) if is_file(path) else ())}
     return sorted(last.values(), key=lambda line: int(line["step"]))

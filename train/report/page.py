@@ -89,7 +89,7 @@ def write_report(folder: Path, so_far: Mapping[str, Any] | None = None) -> Path:
             f"{printable(folder)}: {', '.join(RUN_FILES)}: one of them is not what a run writes"
             f" ({printable(first_line(error))}). Remove it."
         ) from None
-    atomic_write_text(path, page.encode("utf-8", "backslashreplace").decode())  # file names may be no UTF-8
+    atomic_write_text(path, page)
     return path
 
 
@@ -116,7 +116,7 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
     """Return the page of a run, which a browser loads again every half a minute while it `trains`."""
     plan, evaluation = read_run_file(folder, "plan.json") or {}, read_run_file(folder, "evaluation.json") or {}
     settings = read_run_file(folder, "settings.json") or {}
-    lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
+    lines = read_metrics(folder)
     classes, confusion = evaluation.get("classes") or [], evaluation.get("confusion") or []
     batch, skipped = folder / BATCH_FILE, folder / SKIPPED_FILE
     return render(
@@ -146,7 +146,8 @@ def render(template: str, **values: Any) -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"text": value_text, "stragglers": stragglers_text}
-    return pages.get_template(template).render(**values)
+    page = pages.get_template(template).render(**values)
+    return page.encode("utf-8", "backslashreplace").decode()  # file names may be no UTF-8
 
 
 def value_text(value: Any) -> str:

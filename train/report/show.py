@@ -62,14 +62,13 @@ def compare_command(words: Sequence[str]) -> None:
         print_table(names, differing)
     plots: dict[str, dict[str, Curve]] = {}
     for name, word in zip(names, words, strict=True):
-        lines = read_metrics(Path(word)) if is_file(Path(word) / "metrics.jsonl") else []
-        for title, curves in plots_of(lines).items():
+        for title, curves in plots_of(read_metrics(Path(word))).items():
             for label, curve in curves.items():
                 plots.setdefault(title if len(curves) == 1 else f"{label} {title}", {})[name] = curve
     page = Path(words[0]).parent / COMPARE_FILE
     content = render("compare.html.jinja", names=names, rows=rows, differing=differing, plots=drawings(plots))
     try:
-        atomic_write_text(page, content.encode("utf-8", "backslashreplace").decode())
+        atomic_write_text(page, content)
     except OSError as error:
         raise write_error(page, error) from None
     print(f"\n{one_line(page)}")
@@ -92,23 +91,15 @@ def row_of(folder: Path) -> list[str]:
     """Return the state of a run, its score on the test images (or the last one on others), epochs and minutes."""
     try:
         settings, summary = read_part(folder, "settings.json"), read_run_file(folder, "summary.json") or {}
-        lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
-        epochs = [line for line in lines if line["kind"] == "epoch"]
+        epochs = [line for line in read_metrics(folder) if line["kind"] == "epoch"]
         known = dict(summary) or {"epochs": len(epochs), **(epochs[-1] if epochs else {})}
         name = next((key for key in RESULTS if key in known and key.partition("_")[2] in SCORES.values()), "")
         score = f"{known[name]:.2f} % {name.partition('_')[0]}" if name else "-"
         minutes = f"{known['total_seconds'] / 60:.1f}" if "total_seconds" in known else "-"
-    except (UserError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # files may be anybody's
+    except (UserError, OSError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # files may be anybody's
         return ["damaged", "-", "-", "-", "-", first_line(error)]
-    state = state_of(folder, finished=bool(summary))
-    return [
-        state,
-        score,
-        *(
-            value_text(one)
-            for one in (known["epochs"], minutes, settings.get("model", "-"), settings.get("dataset", "-"))
-        ),
-    ]
+    values = known["epochs"], minutes, settings.get("model", "-"), settings.get("dataset", "-")
+    return [state_of(folder, finished=bool(summary)), score, *map(value_text, values)]
 
 
 def state_of(folder: Path, *, finished: bool) -> str:
