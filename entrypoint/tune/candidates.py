@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs
@@ -23,26 +24,26 @@ WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
 MAX_LAYOUTS = 10
 
 
-class Candidate(Struct, frozen=True):
-    """A plan, given by the variables in which it differs from the untuned plan, sorted by name."""
+class Candidate(Struct, eq=False):
+    """A plan by the variables in which it differs from the untuned plan, its rates, and why it cannot run."""
 
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    problem: str = ""
 
-    def with_variables(self, variables: Mapping[str, str]) -> Candidate:
-        """Return the candidate with these variables added."""
-        return Candidate(tuple(sorted({**dict(self.variables), **variables}.items())))
+    @property
+    def rate(self) -> float:
+        """Return the median rate."""
+        return median(self.rates)
 
     def __str__(self) -> str:
         """Return the variables: `LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1`."""
-        return " ".join(f"{name}={value}" for name, value in self.variables) or "as planned"
+        return " ".join(f"{name}={value}" for name, value in self.variables.items()) or "as planned"
 
 
-BASELINE = Candidate()
-
-
-def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[Candidate]:
+def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[dict[str, str]]:
     """Return the numbers of ranks and threads to try besides the plan's; none with GPUs, or if the user set them."""
-    fixed = any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding"))
+    fixed = any(inputs.is_set_by_user(name) for name in ("nproc_per_node", "threads", "cpu_binding"))
     if plan.device == "cuda" or fixed:
         return []
     core_type = inputs.settings.values.core_type
@@ -51,16 +52,14 @@ def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[Candidate]:
     # One rank may leave a core free, or half: where memory limits the speed.
     layouts |= {(1, count) for count in (len(budget.cores), budget.threads - 1, budget.threads // 2) if count}
     layouts.discard((plan.nodes.nproc_per_node, plan.ranks[0].threads))
-    candidates = [
-        BASELINE.with_variables({RANKS: str(ranks), THREADS: str(threads)}) for ranks, threads in sorted(layouts)
-    ]
+    variants = [{RANKS: str(ranks), THREADS: str(threads)} for ranks, threads in sorted(layouts)]
     siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
     if core_type == "auto" and siblings.threads > budget.threads:
-        candidates += [
-            BASELINE.with_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
+        variants += [
+            {RANKS: str(ranks), THREADS: str(threads), CORES: "logical"}
             for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
         ]
-    return candidates
+    return variants
 
 
 def even_layouts(cores: int, threads: int) -> list[tuple[int, int]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, field
@@ -16,9 +15,9 @@ from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
-from entrypoint.tune.candidates import BASELINE, Candidate, later_stages, rank_thread_layouts
+from entrypoint.tune.candidates import Candidate, later_stages, rank_thread_layouts
 from entrypoint.tune.store import is_tunable, machine_program_key, save, store_dir
-from entrypoint.tune.successive_halving import ComparisonResult, successive_halving
+from entrypoint.tune.successive_halving import Ranking, successive_halving
 from entrypoint.tune.trial import TrialSpec, compile_metric, run_trial
 
 
@@ -46,43 +45,50 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
     lower: Annotated[bool, about("tune run: a lower metric is better.", basic=True)] = False
 
 
-class TuningSession(Struct):
-    """One search: how trials run, its deadline, their number, and the rates and errors so far."""
+class Search(Struct):
+    """One search: how trials run, its deadline, their number, and the plans tried, again in each stage."""
 
     spec: TrialSpec
     deadline: float
     trials: int = 0
-    rates: dict[Candidate, list[float]] = field(default_factory=dict)
-    errors: dict[Candidate, str] = field(default_factory=dict)
+    tried: list[Candidate] = field(default_factory=list)
 
     @property
     def unit(self) -> str:
         """Return the unit of rates, with a space before it."""
         return " images/s" if self.spec.is_trainer else ""
 
+    @property
+    def measured(self) -> dict[str, Candidate]:
+        """Return the plans that have rates, each as its last stage has it, by their text."""
+        return {str(candidate): candidate for candidate in self.tried if candidate.rates}
+
     def in_time(self) -> bool:
         """Return whether there is time for another trial."""
         return time.monotonic() < self.deadline
 
-    def measure(self, candidate: Candidate) -> float | None:
-        """Return a candidate's rate in a new trial, and print it; None if the program cannot run with it."""
-        if candidate in self.errors:
-            return None
-        outcome = run_trial(self.spec, candidate)
+    def measure(self, candidate: Candidate) -> None:
+        """Run a trial, note the candidate's rate or why it cannot run, and print that."""
+        outcome = run_trial(self.spec, candidate.variables)
         self.trials += 1
-        trial = f"  trial {self.trials:>3}"
         if isinstance(outcome, str):
-            self.errors[candidate] = outcome
-            write_stderr(f"{trial}      cannot run  {candidate}: {outcome}")
-            return None
-        self.rates.setdefault(candidate, []).append(outcome)
-        write_stderr(f"{trial}  {f'{rate_text(outcome)}{self.unit}':>14}  {candidate}")
-        return outcome
+            candidate.problem, shown = outcome, "cannot run"
+        else:
+            candidate.rates.append(outcome)
+            shown = f"{rate_text(outcome)}{self.unit}"
+        problem = f": {candidate.problem}" if candidate.problem else ""
+        write_stderr(f"  trial {self.trials:>3}  {shown:>14}  {candidate}{problem}")
 
-    def compare(self, candidates: Sequence[Candidate]) -> ComparisonResult[Candidate] | None:
-        """Return the comparison of candidates with the untuned plan, None if none can run."""
-        distinct = list(dict.fromkeys((BASELINE, *candidates)))
-        return successive_halving(distinct, self.measure, [BASELINE], self.in_time)
+    def compare(self, variants: Iterable[Mapping[str, str]]) -> Ranking | None:
+        """Return the ranking of these plans and the untuned one, None if none can run."""
+        failed = [candidate.variables for candidate in self.tried if candidate.problem]
+        plans: list[Mapping[str, str]] = []
+        for variables in ({}, *variants):
+            if variables not in (*plans, *failed):
+                plans.append(variables)
+        candidates = [Candidate(variables) for variables in plans]
+        self.tried += candidates
+        return successive_halving(candidates, self.measure, self.in_time)
 
 
 def tune(
@@ -111,40 +117,34 @@ def tune(
     program = one_line(" ".join(words))
     log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial has a session of its own, and must not stay
-    session = TuningSession(spec, time.monotonic() + settings.minutes * 60)
-    result = search(session, inputs, plan)
-    if result is None:
-        raise UserError(f"tune: no plan gave a rate: {next(iter(session.errors.values()), 'no time for a trial')}")
-    write_stdout("\n".join(format_report(result, session)))
-    is_faster = is_faster_than_planned(result)
-    if not is_faster and not session.in_time():
+    search = Search(spec, time.monotonic() + settings.minutes * 60)
+    ranking = find_fastest(search, inputs, plan)
+    if ranking is None:
+        problem = next((candidate.problem for candidate in search.tried if candidate.problem), "no time for a trial")
+        raise UserError(f"tune: no plan gave a rate: {problem}")
+    write_stdout("\n".join(format_report(ranking, search)))
+    if not ranking.beats_untuned and not search.in_time():
         write_stdout("no plan is significantly faster yet, and time is up. Nothing is stored. Raise TUNE_MINUTES.")
         return ExitCode.DONE
-    evidence = describe(result, session)
-    save(
-        path, {"program": program, "variables": dict(result.best.variables) if is_faster else {}, "evidence": evidence}
-    )
+    evidence = describe(ranking, search)
+    variables = ranking.best.variables if ranking.beats_untuned else {}
+    save(path, {"program": program, "variables": variables, "evidence": evidence})
     write_stdout(evidence)
     return ExitCode.DONE
 
 
-def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> ComparisonResult[Candidate] | None:
+def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> Ranking | None:
     """Compare the layouts of ranks and threads, then for the best layout runtimes, allocators and bindings.
 
     A later stage that has no time to end does not undo the stage before.
     """
-    result = session.compare(rank_thread_layouts(inputs, plan))
+    ranking = search.compare(rank_thread_layouts(inputs, plan))
     for variants in later_stages(inputs, plan.device):
-        if result and any(variants):
-            best = result.best
-            later = session.compare([best, *(best.with_variables(variables) for variables in variants)])
-            result = later if later and session.in_time() else result
-    return result
-
-
-def is_faster_than_planned(result: ComparisonResult[Candidate]) -> bool:
-    """Return whether the best candidate is significantly faster than the untuned plan."""
-    return BASELINE not in (result.best, *result.ties)
+        if ranking and any(variants):
+            best = ranking.best.variables
+            later = search.compare([best, *({**best, **variables} for variables in variants)])
+            ranking = later if later and search.in_time() else ranking
+    return ranking
 
 
 def rate_text(rate: float) -> str:
@@ -152,21 +152,21 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def describe(result: ComparisonResult[Candidate], session: TuningSession) -> str:
+def describe(ranking: Ranking, search: Search) -> str:
     """Return the evidence for a result: rate, gain, number of plans, and date."""
-    count, when = len(session.rates), time.strftime("%Y-%m-%d")
-    if not is_faster_than_planned(result):
-        return f"no plan of {count} tried was faster than the untuned one, {when}"
-    best, untuned = result.median(result.best), result.rates.get(BASELINE)  # the untuned plan may not run
-    gain = f", {best / statistics.median(untuned):.2f} times the untuned plan's" if untuned else ""
-    return f"{rate_text(best)}{session.unit}{gain}: the best of {count} plans tried, {when}"
+    measured, when = search.measured, time.strftime("%Y-%m-%d")
+    if not ranking.beats_untuned:
+        return f"no plan of {len(measured)} tried was faster than the untuned one, {when}"
+    best, untuned = ranking.best.rate, measured.get(str(Candidate()))  # the untuned plan may not run
+    gain = f", {best / untuned.rate:.2f} times the untuned plan's" if untuned else ""
+    return f"{rate_text(best)}{search.unit}{gain}: the best of {len(measured)} plans tried, {when}"
 
 
-def format_report(result: ComparisonResult[Candidate], session: TuningSession) -> list[str]:
+def format_report(ranking: Ranking, search: Search) -> list[str]:
     """Return a table of all measured plans, fastest first, and of those that cannot run."""
-    medians = {candidate: statistics.median(rates) for candidate, rates in session.rates.items()}
-    lines = [f"{'rate':>10}  of the best  trials  plan"]
-    for candidate in sorted(medians, key=lambda candidate: -medians[candidate]):
-        share, trials = medians[candidate] / medians[result.best], len(session.rates[candidate])
-        lines.append(f"{rate_text(medians[candidate]):>10}{share:>13.2f}{trials:>8}  {candidate}")
-    return lines + [f"{candidate}: cannot run: {problem}" for candidate, problem in session.errors.items()]
+    ranked = sorted(search.measured.values(), key=lambda candidate: -candidate.rate)
+    rows = [
+        f"{rate_text(one.rate):>10}{one.rate / ranking.best.rate:>13.2f}{len(one.rates):>8}  {one}" for one in ranked
+    ]
+    failed = [f"{one}: cannot run: {one.problem}" for one in search.tried if one.problem]
+    return [f"{'rate':>10}  of the best  trials  plan", *rows, *failed]

@@ -60,7 +60,7 @@ class TunedPlan(Struct, frozen=True):
 def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
     """Return the key of this program on this machine, equal for equal machines whatever their host name is.
 
-    `training` are the trainer's settings that affect speed. For a user's script its command line and content count.
+    `training` are the trainer's settings that affect speed. For a user's script its command line counts.
     """
     import hashlib  # loads OpenSSL; most plans have no results to look for
 
@@ -80,21 +80,9 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
         "given": {name: str(getattr(values, name)) for name in inputs.settings.sources if rules[name].speed},
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
         "program": inputs.program.argv[1:],
-        "content": [content_of(word) for word in inputs.program.argv[1:2]],
         "training": dict(training),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:20]
-
-
-def content_of(word: str) -> str:
-    """Return the digest of the file with this path, an empty text if there is none."""
-    import hashlib
-
-    try:
-        with os.fdopen(open_regular(word), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
 
 
 def store_dir(inputs: PlanInputs) -> Path | None:
@@ -139,10 +127,8 @@ def read_owned(path: Path) -> str:
 def check_variables(variables: Mapping[str, str]) -> None:
     """Raise ValueError if variables are not those of a tuning result, and `UserError` if no setting takes a value."""
     for name, value in variables.items():
-        if name not in TUNED_VARIABLES:
-            raise ValueError(f"it sets {printable(name)}, which tuning does not")
-        if not TUNED_VALUE.fullmatch(value):
-            raise ValueError(f"it sets {name}={printable(value)}")
+        if name not in TUNED_VARIABLES or not TUNED_VALUE.fullmatch(value):
+            raise ValueError(f"it sets {printable(name)}={printable(value)}, which tuning does not")
     read_launch_settings(variables, {})
 
 

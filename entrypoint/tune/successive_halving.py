@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-T = TypeVar("T", bound=Hashable)
+from entrypoint.tune.candidates import Candidate
 
 # A lead is significant if its probability by chance is smaller than this.
 SIGNIFICANCE = 0.05
@@ -23,73 +21,68 @@ EQUIVALENCE = 0.02
 MIN_SURVIVORS = 3
 
 
-class ComparisonResult(Struct, Generic[T], frozen=True):
-    """The candidate with the best median rate, the candidates that are not significantly slower, and all rates."""
+class Ranking(Struct, frozen=True):
+    """The candidate with the best median rate, and the candidates that are not significantly slower."""
 
-    best: T
-    ties: tuple[T, ...]
-    rates: dict[T, list[float]]
+    best: Candidate
+    ties: tuple[Candidate, ...]
 
-    def median(self, candidate: T) -> float:
-        """Return a candidate's median rate."""
-        return statistics.median(self.rates[candidate])
+    @property
+    def is_settled(self) -> bool:
+        """Return whether all that is not significantly slower is as fast."""
+        return all(candidate.rate >= (1 - EQUIVALENCE) * self.best.rate for candidate in self.ties)
+
+    @property
+    def beats_untuned(self) -> bool:
+        """Return whether the best candidate is significantly faster than the untuned plan."""
+        return all(candidate.variables for candidate in (self.best, *self.ties))
 
 
 def successive_halving(
-    candidates: Sequence[T],
-    measure: Callable[[T], float | None],
-    always: Sequence[T] = (),
+    candidates: Sequence[Candidate],
+    measure: Callable[[Candidate], None],
     in_time: Callable[[], bool] = lambda: True,
-) -> ComparisonResult[T] | None:
-    """Measure candidates in rounds and return the result; `measure` returns None for one that cannot run.
+) -> Ranking | None:
+    """Rank candidates after rounds in which `measure` adds a rate to each, or none to one that cannot run.
 
     Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943).
     Each round runs all remaining candidates, so that other load on the machine affects all of them alike.
-    Candidates in `always` are never dropped. Returns None if no candidate can run.
+    The untuned plan is never dropped. Returns None if no candidate can run.
     """
-    remaining, rates = list(candidates), {candidate: list[float]() for candidate in candidates}
+    remaining = list(candidates)
     for round_index in range(MAX_ROUNDS):
         for candidate in remaining if round_index % 2 == 0 else remaining[::-1]:
             if not in_time():
-                return summarize(remaining, rates)
-            rate = measure(candidate)
-            if rate is not None:
-                rates[candidate].append(rate)
-        remaining = [candidate for candidate in remaining if rates[candidate]]
-        if round_index + 1 >= MIN_ROUNDS:
-            result = summarize(remaining, rates)
-            if not result or all(
-                result.median(candidate) >= (1 - EQUIVALENCE) * result.median(result.best) for candidate in result.ties
-            ):
-                return result
-            remaining = [candidate for candidate in remaining if candidate in (result.best, *result.ties, *always)]
-        else:
-            remaining = keep_faster_half(remaining, rates, always)
-    return summarize(remaining, rates)
+                return rank(remaining)
+            measure(candidate)
+        remaining = [candidate for candidate in remaining if candidate.rates]
+        if round_index + 1 < MIN_ROUNDS:
+            remaining = keep_faster_half(remaining)
+            continue
+        ranking = rank(remaining)
+        if not ranking or ranking.is_settled:
+            return ranking
+        remaining = [one for one in remaining if one in (ranking.best, *ranking.ties) or not one.variables]
+    return rank(remaining)
 
 
-def keep_faster_half(remaining: Sequence[T], rates: dict[T, list[float]], always: Sequence[T]) -> list[T]:
-    """Return the faster half of the candidates, and those near to it, in their order."""
-    medians = {candidate: statistics.median(rates[candidate]) for candidate in remaining}
-    ranked = sorted(remaining, key=lambda candidate: -medians[candidate])
-    if len(ranked) <= MIN_SURVIVORS:
-        return list(remaining)
-    cutoff = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - SLACK)
-    return [candidate for candidate in remaining if medians[candidate] >= cutoff or candidate in always]
+def keep_faster_half(remaining: list[Candidate]) -> list[Candidate]:
+    """Return the faster half of the candidates, those near to it, and the untuned plan, in their order."""
+    if len(remaining) <= MIN_SURVIVORS:
+        return remaining
+    rates = sorted((candidate.rate for candidate in remaining), reverse=True)
+    cutoff = rates[(len(rates) + 1) // 2 - 1] * (1 - SLACK)
+    return [candidate for candidate in remaining if candidate.rate >= cutoff or not candidate.variables]
 
 
-def summarize(remaining: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
+def rank(remaining: Sequence[Candidate]) -> Ranking | None:
     """Return the best remaining candidate by median rate, and those that are not significantly slower."""
-    measured = [candidate for candidate in remaining if rates[candidate]]
+    measured = [candidate for candidate in remaining if candidate.rates]
     if not measured:
         return None
-    best = max(measured, key=lambda candidate: statistics.median(rates[candidate]))
-    ties = tuple(
-        candidate
-        for candidate in measured
-        if candidate is not best and not is_significantly_faster(rates[best], rates[candidate])
-    )
-    return ComparisonResult(best, ties, {candidate: seen for candidate, seen in rates.items() if seen})
+    best = max(measured, key=lambda candidate: candidate.rate)
+    others = (candidate for candidate in measured if candidate is not best)
+    return Ranking(best, tuple(other for other in others if not is_significantly_faster(best.rates, other.rates)))
 
 
 def is_significantly_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:

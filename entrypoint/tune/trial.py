@@ -19,14 +19,12 @@ from msgspec import Struct
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.own_modules import own_command
+from entrypoint.core.process import die_with_parent
 from entrypoint.machine.procfs import read_lines
 from entrypoint.supervise.store_door import NEVER_MET
-from entrypoint.tune.candidates import Candidate
 
 # Seconds until a program has its first rate, and until it exits after SIGTERM.
 STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
-# What ends a search.
-STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
 # The number of first rates that are ignored as warm-up.
 WARM_UP = 2
 # Steps between two rates of the trainer: few enough for slow steps, many enough for fast ones.
@@ -79,18 +77,17 @@ class TrialSpec(Struct, frozen=True):
         return [] if took_s is None else [1 / took_s]
 
 
-def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
-    """Run the program with a candidate until it has been measured for long enough, or has exited.
+def run_trial(spec: TrialSpec, variables: Mapping[str, str]) -> float | str:
+    """Run the program with a plan's variables until it has been measured for long enough, or has exited.
 
     Returns its rate, of which more is better, or the reason why it has none.
     """
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as name:
         folder = Path(name)
-        environ = {**IGNORE_LOAD, **spec.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
+        environ = {**IGNORE_LOAD, **spec.environ, **variables, **TRIAL_LAUNCH_SETTINGS}
         if spec.is_trainer:
             environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": name}
         with (folder / "out").open("wb") as output, (folder / "err").open("wb") as errors:
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # a stop after the fork would leave the trial running
             process = subprocess.Popen(
                 own_command(*spec.words),
                 env=environ,
@@ -98,10 +95,9 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=allow_stops,
+                preexec_fn=die_with_parent,
             )
         try:
-            allow_stops()
             rates = collect_rates(process, spec, folder)
             ended = process.poll()
         finally:
@@ -115,11 +111,6 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
             return f"no rate within {STARTUP_TIMEOUT_S} s"
         unmatched = "--metric matches nothing that it prints" if spec.metric else "it ended before it had a rate"
         return last_error_line(said, f"it ended with {ended}") if ended else unmatched
-
-
-def allow_stops() -> None:
-    """Let stop signals through again, here and in a new process."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Path) -> list[float]:

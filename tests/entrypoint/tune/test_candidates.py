@@ -14,7 +14,6 @@ from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import (
-    BASELINE,
     CORES,
     RANKS,
     THREADS,
@@ -49,14 +48,12 @@ def test_even_layouts_use_all_threads(cores: int, threads: int, found: list[tupl
 )
 def test_single_rank_may_leave_cores_free(cpus: int, found: list[tuple[int, int]]) -> None:
     layouts = rank_thread_layouts(inputs(make_machine(cpus)), make_test_plan(make_machine(cpus)))
-    named = [dict(candidate.variables) for candidate in layouts]
-    assert [(int(one[RANKS]), int(one[THREADS])) for one in named] == found
+    assert [(int(one[RANKS]), int(one[THREADS])) for one in layouts] == found
 
 
 def test_layouts_include_logical_cores() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
-    layouts = rank_thread_layouts(inputs(two), make_test_plan(two))
-    assert [dict(candidate.variables) for candidate in layouts] == [
+    assert rank_thread_layouts(inputs(two), make_test_plan(two)) == [
         {RANKS: "1", THREADS: "1"},  # one rank of two threads is the plan itself
         {RANKS: "2", THREADS: "1"},
         {RANKS: "1", THREADS: "4", CORES: "logical"},
@@ -105,9 +102,3 @@ def test_candidates_are_available_and_not_set_by_user(given: dict[str, str], dev
     for found, count in zip(stages, counts, strict=True):
         assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
         assert not any(name in one for one in found for name in given)
-
-
-def test_candidate_variables_have_no_order() -> None:
-    one = BASELINE.with_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
-    assert one == BASELINE.with_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
-    assert str(one) == "LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune import search
-from entrypoint.tune.candidates import BASELINE, Candidate
-from entrypoint.tune.search import TuningSession
+from entrypoint.tune.search import Search
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
@@ -162,26 +162,25 @@ def test_tune_out_of_time_stores_nothing(entrypoint: Entrypoint) -> None:
     assert stored_results(entrypoint) == []
 
 
-LAYOUT = BASELINE.with_variables({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
-PASSIVE = LAYOUT.with_variables({"OMP_WAIT_POLICY": "passive"})
+LAYOUT = {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"}
+PASSIVE = {**LAYOUT, "OMP_WAIT_POLICY": "passive"}
 
 
 @pytest.mark.parametrize(("trials", "best"), [(10**6, PASSIVE), (30, LAYOUT)])
 def test_stage_without_time_does_not_undo_the_stage_before(
-    trials: int, best: Candidate, monkeypatch: pytest.MonkeyPatch
+    trials: int, best: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = TuningSession(TrialSpec((), {}, 1.0), time.monotonic() + 100)
+    running = Search(TrialSpec((), {}, 1.0), time.monotonic() + 100)
 
-    def measure(_: TrialSpec, candidate: Candidate) -> float:
-        if session.trials >= trials:
-            session.deadline = 0.0
-        values = dict(candidate.variables)
-        return 1.0 + (values.get("LAUNCH_THREADS") == "1") + (values.get("OMP_WAIT_POLICY") == "passive")
+    def measure(_: TrialSpec, variables: Mapping[str, str]) -> float:
+        if running.trials >= trials:
+            running.deadline = 0.0
+        return 1.0 + (variables.get("LAUNCH_THREADS") == "1") + (variables.get("OMP_WAIT_POLICY") == "passive")
 
     monkeypatch.setattr(search, "run_trial", measure)
     machine = make_machine(2)
     inputs = PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("script", ("python", "x.py")), {})
-    result = search.search(session, inputs, make_test_plan(machine))
-    assert result is not None
-    assert search.is_faster_than_planned(result)
-    assert result.best == best
+    ranking = search.find_fastest(running, inputs, make_test_plan(machine))
+    assert ranking is not None
+    assert ranking.beats_untuned
+    assert ranking.best.variables == best
