@@ -171,6 +171,12 @@ def write_stderr(line: str) -> None:
         replace_stream(STDERR)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all data; raises OSError if nobody reads it any more."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def log(line: str) -> None:
     """Print a line of the entrypoint's own."""
     write_stderr(f"entrypoint: {line}")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from entrypoint.core.console import STATUS_PREFIX, STATUS_VAR
+from entrypoint.core.console import STATUS_PREFIX, STATUS_VAR, write_all
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.signals import DUPLICATE_WINDOW_S, TERMINATING
 from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals, log_late
@@ -91,19 +91,14 @@ def supervise_mpirun(
             os.kill(child, signal.SIGTERM)
             grace_s = math.inf
         while select.select([said], [], [], 0 if ended else POLL_INTERVAL_S)[0] and (data := os.read(said, 65536)):
-            write_all(2, scanner.feed(data))
+            with suppress(OSError):  # nobody reads it any more
+                write_all(2, scanner.feed(data))
         if ended:
-            write_all(2, scanner.pending)
+            with suppress(OSError):
+                write_all(2, scanner.pending)
             return job_exit_code(os.waitstatus_to_exitcode(status), asked, scanner)
         if not data:
             time.sleep(POLL_INTERVAL_S)
-
-
-def write_all(file: int, data: bytes) -> None:
-    """Write all data; ignore a closed reader."""
-    with suppress(OSError):
-        while data:
-            data = data[os.write(file, data) :]
 
 
 def job_exit_code(code: int, asked: list[int], scanner: StderrScanner) -> int:

@@ -11,15 +11,15 @@ import os
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import Struct
 
-from entrypoint.core.console import log, write_stderr
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.console import log, write_all, write_stderr
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable
 from entrypoint.plan.model import OutputPlan
 
 # The size of a pipe, and of one read. Of ranks that print much, more is read at once after a pause.
@@ -41,17 +41,6 @@ class Sink(Struct):
     at_line_start: bool = True
     is_closed: bool = False
 
-    def write(self, data: bytes) -> None:
-        """Write all data; raises OSError if nobody reads it any more."""
-        self.at_line_start = data.endswith((b"\n", b"\r"))
-        while data:
-            try:
-                data = data[os.write(self.descriptor, data) :]
-            except BlockingIOError:
-                with selectors.DefaultSelector() as writable:
-                    writable.register(self.descriptor, selectors.EVENT_WRITE)
-                    writable.select()
-
 
 class Stream(Struct):
     """One rank's standard output or error, or both: the end that is read, what is held back, and the log file."""
@@ -60,7 +49,7 @@ class Stream(Struct):
     reader: int
     writer: int
     sink: Sink | None
-    file: int | None = None
+    file: BinaryIO | None = None
     pending: bytes = b""
 
     def take(self, data: bytes) -> bytes:
@@ -84,14 +73,15 @@ class RankOutput:
         self.streams: list[Stream] = []
         self.tails: dict[int, bytes] = {}
         self.sinks = {1: Sink(1, os.isatty(1)), 2: Sink(2, os.isatty(2))}
+        for sink in self.sinks.values():  # another program may have changed what it shares with this one
+            os.set_blocking(sink.descriptor, True)
         if os.path.samestat(os.fstat(1), os.fstat(2)):
             self.sinks[2] = self.sinks[1]
         self.first_shown: int | None = None
         self.selector = selectors.DefaultSelector()
         self.wake_reader, self.wake_writer = os.pipe()
         self.thread: threading.Thread | None = None
-        # Which rank printed last, newest last: (rank, lines).
-        self.shown: deque[tuple[int, int]] = deque(maxlen=2 * TAIL_LINES)
+        self.shown = b""
         self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
 
     def open_rank(self, rank: int) -> tuple[int, int]:
@@ -104,33 +94,33 @@ class RankOutput:
         if self.sinks[1] is self.sinks[2] and not folder:
             writer = self.open_stream(rank, self.sinks[1], None)
             return writer, writer
-        paths = (folder / "stdout.log", folder / "stderr.log") if folder else (None, None)
+        if not folder:
+            return self.open_stream(rank, self.sinks[1], None), self.open_stream(rank, self.sinks[2], None)
         try:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            return self.open_stream(rank, self.sinks[1], paths[0]), self.open_stream(rank, self.sinks[2], paths[1])
+            folder.mkdir(parents=True, exist_ok=True)
+            out, err = (folder / "stdout.log").open("ab"), (folder / "stderr.log").open("ab")
         except OSError as error:
             raise UserError(
                 f"LAUNCH_LOG_DIR={printable(self.plan.log_dir)}: cannot be written to ({error.strerror}). Name a"
                 " folder that you may write to.",
                 ExitCode.MACHINE,
             ) from None
+        return self.open_stream(rank, self.sinks[1], out), self.open_stream(rank, self.sinks[2], err)
 
     def log_folder(self, rank: int) -> Path | None:
         """Return the folder of a rank's log files, None if none is asked for."""
         return Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
 
-    def open_stream(self, rank: int, sink: Sink, path: Path | None) -> int:
-        """Open one stream of a rank and its log file to append to; return the end that the rank writes to."""
-        file = None
-        if path:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def open_stream(self, rank: int, sink: Sink, file: BinaryIO | None) -> int:
+        """Open one stream of a rank, which goes to its log file too; return the end that the rank writes to."""
         shown = not self.plan.shown_ranks or rank in self.plan.shown_ranks
         if shown and self.first_shown is None:
             self.first_shown = rank
-        if sink.is_terminal and rank == self.first_shown and not path and not self.plan.prefix:
+        if sink.is_terminal and rank == self.first_shown and not file and not self.plan.prefix:
             return sink.descriptor
-        reader, writer = open_pipe()
+        reader, writer = os.pipe()
+        with suppress(OSError):  # another user's pipes may have used up what this user may have
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.streams.append(Stream(rank=rank, reader=reader, writer=writer, sink=sink if shown else None, file=file))
         return writer
 
@@ -172,8 +162,8 @@ class RankOutput:
             self.end(stream)
             return 0
         self.tails[stream.rank] = (self.tails.get(stream.rank, b"") + data)[-TAIL_BYTES:]
-        if stream.file is not None:
-            self.write_file(stream, data)
+        if stream.file:
+            self.write_file(stream, stream.file, data)
         self.show(stream, stream.take(data))
         return len(data)
 
@@ -186,8 +176,8 @@ class RankOutput:
         self.show(stream, rest)
         self.selector.unregister(stream.reader)
         os.close(stream.reader)
-        if stream.file is not None:
-            os.close(stream.file)
+        if stream.file:
+            stream.file.close()
 
     def show(self, stream: Stream, data: bytes) -> None:
         """Write a rank's lines; if nobody reads them any more, ranks that print on get the same error."""
@@ -199,22 +189,21 @@ class RankOutput:
             data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + data[-1:]
         if not sink.at_line_start:
             data = b"\n" + data
-        self.shown.append((stream.rank, data.count(b"\n")))
+        self.shown = (self.shown + data)[-TAIL_BYTES:]
+        sink.at_line_start = data.endswith((b"\n", b"\r"))
         try:
-            sink.write(data)
+            write_all(sink.descriptor, data)
         except OSError:
             sink.is_closed = True
-            for unread in [other for other in self.streams if other.sink is sink and other.file is None]:
+            for unread in [other for other in self.streams if other.sink is sink and not other.file]:
                 self.end(unread)
 
-    def write_file(self, stream: Stream, data: bytes) -> None:
+    def write_file(self, stream: Stream, file: BinaryIO, data: bytes) -> None:
         """Append to a rank's log file; print a line when that fails, and go on without the file."""
-        assert stream.file is not None
         try:
-            while data:
-                data = data[os.write(stream.file, data) :]
+            write_all(file.fileno(), data)
         except OSError as error:
-            os.close(stream.file)
+            file.close()
             stream.file = None
             log(f"LAUNCH_LOG_DIR={self.plan.log_dir}: cannot be written ({error.strerror}); rank {stream.rank} goes on")
 
@@ -233,27 +222,13 @@ class RankOutput:
 
     def print_tail(self, rank: int) -> None:
         """Print the last lines of the rank that failed first, unless they are the last ones on the terminal anyway."""
-        lines, printed = self.tails.get(rank, b"").decode(errors="replace").splitlines()[-TAIL_LINES:], 0
+        lines, folder = self.tails.get(rank, b"").splitlines()[-TAIL_LINES:], self.log_folder(rank)
         if not lines:
             return
-        for printer, count in reversed(self.shown):
-            if printer != rank:
-                break
-            printed += count
-        folder = self.log_folder(rank)
-        where = f", whole in {folder}" if folder else ""
-        if printed < len(lines):
-            last = f"last {len(lines)} lines" if len(lines) > 1 else "last line"
-            log(f"the {last} of rank {rank}{where}:")
+        if not self.shown.rstrip().endswith(b"\n".join(lines).rstrip()):
+            where = f", whole in {folder}" if folder else ""
+            log(f"the last {count_text(len(lines), 'line')} of rank {rank}{where}:")
             for line in lines:
-                write_stderr(f"  {line}")
+                write_stderr(f"  {line.decode(errors='replace')}")
         elif folder:
             log(f"the output of rank {rank} is in {folder}")
-
-
-def open_pipe() -> tuple[int, int]:
-    """Return both ends of a pipe that holds as much as the system allows."""
-    reader, writer = os.pipe()
-    with suppress(OSError):  # another user's pipes may have used up what this user may have
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return reader, writer
