@@ -69,7 +69,7 @@ def run() -> int:
     text = os.environ.get(PLAN_VAR)
     if not text:
         os.execv(sys.executable, own_command("train"))  # which makes the plan that is missing
-    plan = Plan.from_variable(text)
+    plan = Plan.from_json(text)
     parsed = read_train_settings(os.environ, {})
     with gc_paused():
         from train.engine.trainer import train

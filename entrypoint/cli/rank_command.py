@@ -15,7 +15,7 @@ def main() -> int:
     """Become one rank's program by the plan in the environment; returns an exit code only for an error."""
     try:
         try:
-            plan = Plan.from_variable(os.environ[PLAN_VAR])
+            plan = Plan.from_json(os.environ[PLAN_VAR])
         except (KeyError, TypeError, ValueError, RecursionError):
             raise UserError(
                 f"{PLAN_VAR}: holds no plan. A launcher starts `entrypoint rank`; do not run it by hand."

@@ -68,7 +68,7 @@ def run() -> list[Check]:
     first_ranks = [number for number, report in enumerate(reports) if report]
     measured = first_ranks if len(first_ranks) > 1 else list(range(world_size))
     text = os.environ.get(PLAN_VAR) if len(first_ranks) > 1 else None
-    backend = "nccl" if text and Plan.from_variable(text).backend == "nccl" else "gloo"  # as the plan of these ranks
+    backend = "nccl" if text and Plan.from_json(text).backend == "nccl" else "gloo"  # as the plan of these ranks
     group = dist.new_group(measured, backend=backend)
     speed = measure(group, len(measured), backend) if rank in measured else None
     dist.barrier()

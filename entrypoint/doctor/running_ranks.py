@@ -93,7 +93,7 @@ def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
 def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
     """Return what one rank uses; the library that is preloaded first is the active one. Raises `UserError`."""
     try:
-        plan = Plan.from_variable(environ[PLAN_VAR])
+        plan = Plan.from_json(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
         seen = ObservedRank(
             rank=rank_number(environ),

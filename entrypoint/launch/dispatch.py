@@ -52,4 +52,4 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENT_ONLY_VARS: ",".join(quiet)}
-    replace_process(plan.command, {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()})
+    replace_process(plan.command, {**environ, **plan.environment.variables, PLAN_VAR: plan.to_json()})

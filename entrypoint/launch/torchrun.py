@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    plan, started = Plan.from_variable(os.environ[PLAN_VAR]), time.time()
+    plan, started = Plan.from_json(os.environ[PLAN_VAR]), time.time()
     ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
 
     def first(failures: dict[int, Any]) -> tuple[str, int]:

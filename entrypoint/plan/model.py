@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -14,8 +12,6 @@ from msgspec.structs import replace
 
 # Carries the plan to the ranks and to the trainer, as JSON.
 PLAN_VAR = "ENTRYPOINT_PLAN"
-MAX_PLAIN_BYTES = 64 << 10
-ZLIB_PREFIX = "zlib:"
 PLAN_VERSION = 2
 
 
@@ -222,26 +218,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     def to_json(self, indent: int | None = None) -> str:
         """Return the plan as JSON, the keys in the order of the fields."""
         return json.dumps(msgspec.to_builtins(self), indent=indent)  # unlike msgspec's, it takes any environment's text
-
-    def to_variable(self) -> str:
-        """Return the plan as an environment variable holds it: compressed where it is long.
-
-        Linux limits one variable to 128 KiB, which the plan of over a thousand ranks would exceed.
-        """
-        text = self.to_json()
-        if len(text) <= MAX_PLAIN_BYTES:
-            return text
-        return ZLIB_PREFIX + b64encode(zlib.compress(text.encode())).decode()
-
-    @staticmethod
-    def from_variable(text: str) -> Plan:
-        """Return the plan that `to_variable` wrote; raises ValueError for other text."""
-        if not text.startswith(ZLIB_PREFIX):
-            return Plan.from_json(text)
-        try:
-            return Plan.from_json(zlib.decompress(b64decode(text.removeprefix(ZLIB_PREFIX))).decode())
-        except zlib.error as error:
-            raise ValueError(str(error)) from None
 
     @staticmethod
     def from_json(text: str) -> Plan:

@@ -56,7 +56,7 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
     agents = {AGENT_ONLY_VARS, RANKS_STORE_VAR, RANK0_HOST_VAR, *environ.get(AGENT_ONLY_VARS, "").split(",")}
     ranks_store = environ.get(RANKS_STORE_VAR)
     environ = {name: value for name, value in environ.items() if name not in agents}
-    environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()}
+    environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_json()}
     if "OMP_NUM_THREADS" not in plan.environment.user_set:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
     if not plan.environment.sets_rank:

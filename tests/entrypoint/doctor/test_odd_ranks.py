@@ -22,10 +22,9 @@ PLAN = make_test_plan(make_machine(4), {})
 ODD = {
     "no JSON": {PLAN_VAR: "{", "RANK": "0"},
     "nested JSON": {PLAN_VAR: "[" * 100_000, "RANK": "0"},
-    "compressed nothing": {PLAN_VAR: "zlib:!", "RANK": "0"},
-    "no such local rank": {PLAN_VAR: PLAN.to_variable(), "RANK": "0", "LOCAL_RANK": "7"},
-    "local rank of many digits": {PLAN_VAR: PLAN.to_variable(), "RANK": "0", "LOCAL_RANK": "9" * 5000},
-    "plan without ranks": {PLAN_VAR: replace(PLAN, ranks=()).to_variable(), "RANK": "0"},
+    "no such local rank": {PLAN_VAR: PLAN.to_json(), "RANK": "0", "LOCAL_RANK": "7"},
+    "local rank of many digits": {PLAN_VAR: PLAN.to_json(), "RANK": "0", "LOCAL_RANK": "9" * 5000},
+    "plan without ranks": {PLAN_VAR: replace(PLAN, ranks=()).to_json(), "RANK": "0"},
 }
 
 
@@ -49,7 +48,7 @@ def test_odd_rank_is_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("rank", ["x", "-1", "9" * 5000, "\u0663", "\x1b[2J"])
 def test_odd_number_of_a_rank_is_no_traceback(rank: str) -> None:
-    with sleeping({PLAN_VAR: PLAN.to_variable(), "RANK": rank}) as process:
+    with sleeping({PLAN_VAR: PLAN.to_json(), "RANK": rank}) as process:
         assert list(find_ranks((process.pid,), "verify")) == [str(process.pid)]
         (running,) = verify_running((process.pid,))
         assert all(line.isprintable() for line in describe(running))
@@ -58,7 +57,7 @@ def test_odd_number_of_a_rank_is_no_traceback(rank: str) -> None:
 
 def test_escapes_in_a_plan_are_not_printed() -> None:
     plan = replace(PLAN, ranks=(RankPlan(0, (0,), 1),), environment=replace(PLAN.environment, preload=("/x/\x1b[2J",)))
-    with sleeping({PLAN_VAR: plan.to_variable(), "RANK": "0"}) as process:
+    with sleeping({PLAN_VAR: plan.to_json(), "RANK": "0"}) as process:
         (running,) = verify_running((process.pid,))
     assert any("1b[2J" in line for line in describe(running))
     assert all(line.isprintable() for line in describe(running))

@@ -224,10 +224,10 @@ def run_plan(folder: Path, ranks: tuple[RankPlan, ...], program: str) -> subproc
         from entrypoint.job.detect import Job
         from entrypoint.plan.model import Plan
         from entrypoint.launch.local import run
-        sys.exit(run(Plan.from_variable(sys.argv[1]), Job(), {"PATH": os.environ["PATH"]}))
+        sys.exit(run(Plan.from_json(sys.argv[1]), Job(), {"PATH": os.environ["PATH"]}))
     """
     return subprocess.run(
-        [sys.executable, "-c", main, made.to_variable()],
+        [sys.executable, "-c", main, made.to_json()],
         cwd=folder,
         env={**clean_environment(), "PYTHONPATH": str(Path(__file__).parents[3])},
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),

@@ -275,7 +275,7 @@ def test_any_settings_and_machine_give_plan_or_error(environ: dict[str, str], no
         assert error.code in (ExitCode.USAGE, ExitCode.MACHINE)
         return
     assert make_test_plan(node, environ, job) == made, "the same input gives the same plan"
-    assert Plan.from_variable(made.to_variable()) == made
+    assert Plan.from_json(made.to_json()) == made
     assert len(made.ranks) == made.nodes.nproc_per_node
     assert all(decision.value and decision.text for decision in made.decisions)
     allowed = {cpu.id: cpu for cpu in node.cpus}
@@ -298,12 +298,10 @@ def test_any_settings_and_machine_give_plan_or_error(environ: dict[str, str], no
 
 def test_plan_of_thousand_ranks_fits_into_variable() -> None:
     made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
-    assert len(made.to_json()) > 65536
-    assert len(made.to_variable()) < 65536
-    assert Plan.from_variable(made.to_variable()) == made
-    for text in ("zlib:", "zlib:AAAA", "zlib:!", "{}", "null"):
+    assert len(made.to_json()) < 128 << 10
+    for text in ("", "{}", "null"):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            Plan.from_variable(text)
+            Plan.from_json(text)
 
 
 STARTED = Job("srun", 1, 2, 0, 1)

@@ -57,7 +57,7 @@ def test_cuda_image_without_gpu_warns_prominently(node: Machine, device: str, sa
         assert warning.startswith("CUDA image: the CPU is used. ")
         assert warning.endswith(", or set LAUNCH_DEVICE=cpu.")
     plan = make_test_plan(node, {"LAUNCH_DEVICE": device})
-    assert Plan.from_variable(plan.to_variable()).prominent_warning == warning, "torchrun's agent repeats it"
+    assert Plan.from_json(plan.to_json()).prominent_warning == warning, "torchrun's agent repeats it"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_global_rank_of_agent_rank_counts_all_nodes() -> None:
 
 def test_build_rank_environment_contains_plan() -> None:
     found = environment(Job())
-    assert Plan.from_variable(found[PLAN_VAR]) == make_test_plan(make_machine(4))
+    assert Plan.from_json(found[PLAN_VAR]) == make_test_plan(make_machine(4))
 
 
 def test_rank_start_imports_no_settings() -> None:
@@ -105,7 +105,7 @@ def test_rank_start_imports_no_settings() -> None:
     )
     done = subprocess.run(
         [PYTHON, "-X", "importtime", "-m", "entrypoint", "rank"],
-        env={PLAN_VAR: made.to_variable()},
+        env={PLAN_VAR: made.to_json()},
         capture_output=True,
         text=True,
         check=True,
