@@ -42,9 +42,9 @@ class AgentStore:
         if plan.uses_elastic_rendezvous:
             self.meet_other_agents(agents)
             return
-        self.loop.listen(agents, StoreDoor(self.loop, Access()).welcome_program)
+        self.loop.listen(agents, StoreDoor(self.loop).welcome_program)
         if plan.nodes.nnodes == 1:  # else the ranks' monitors have one
-            self.ranks, ranks = StoreDoor(self.loop, Access()), listen_on_loopback()
+            self.ranks, ranks = StoreDoor(self.loop), listen_on_loopback()
             self.loop.listen(ranks, self.ranks.welcome_program)
             os.environ[RANKS_STORE_VAR] = str(ranks.getsockname()[1])
 
@@ -77,9 +77,9 @@ class AgentStore:
                     f"MASTER_PORT={address[1]}: is taken on this node. Set MASTER_PORT to a free port on all nodes.",
                     ExitCode.RENDEZVOUS,
                 )
-            door = StoreDoor(self.loop, access)
+            door = StoreDoor(self.loop)
             for server in listening:
-                self.loop.listen(server, door.welcome)
+                self.loop.listen(server, partial(access.welcome, door))
             self.loop.listen(agents, door.welcome_program)
         else:
             wait_for_master_agent(plan)

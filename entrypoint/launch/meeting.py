@@ -50,12 +50,11 @@ def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]
         if alone:  # its program opens its own store
             held = hold_port(port)
         else:  # late imports: a rank that is alone needs no store
-            from entrypoint.supervise.access import Access
             from entrypoint.supervise.event_loop import EventLoop
             from entrypoint.supervise.store_door import StoreDoor, listen_on_loopback
 
             held = listen_on_loopback(port)
-            door = StoreDoor(EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node), Access())
+            door = StoreDoor(EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node))
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(

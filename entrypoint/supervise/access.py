@@ -7,8 +7,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
+
+from entrypoint.supervise.wire import Session
+
+if TYPE_CHECKING:
+    from entrypoint.supervise.event_loop import Role
 
 # How long a rank waits for the key that rank 0 writes, before it goes on without one.
 KEY_WAIT_S = 30.0
@@ -30,6 +36,15 @@ class Access(Struct):
     def awaits(self, key: bytes) -> bool:
         """Return whether a rank that has read this key is to wait for the one that rank 0 draws."""
         return self.is_drawn and not key and time.monotonic() - self.created < KEY_WAIT_S
+
+    def welcome(self, role: Role, peer: socket.socket) -> tuple[Session, Role] | None:
+        """Return the session of another monitor, whose messages show whether it has the job's key.
+
+        Of a Unix socket the kernel says whose process it is; return None where it is another user's.
+        """
+        if peer.family != socket.AF_UNIX:
+            return Session(self.read_key(), is_server=True), role
+        return (Session(is_server=True), role) if is_own_user(peer) else None
 
 
 def is_own_user(peer: socket.socket) -> bool:

@@ -16,7 +16,7 @@ from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection
 from entrypoint.supervise.node_relay import NodeRelay, port_address, relay_address
-from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError, receive
+from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError, shake_hands
 
 # After this time without the node's first rank, a rank connects to rank 0 itself: it may be alone in its container.
 RELAY_WAIT_S = 3.0
@@ -85,17 +85,10 @@ class ChannelClient:
 
         A relay answers when it has found rank 0, and sends heartbeats until then.
         """
-        messages: list[Message] = []
-        until = time.monotonic() + HANDSHAKE_LIMIT_S
+        hello = {"hello": asdict(self.channel.endpoint)}
+        heartbeat_s = max(HANDSHAKE_LIMIT_S, 4 * self.channel.loop.interval_s) if is_relay else 0.0
         try:
-            peer.sendall(session.greeting())
-            while not session.is_open:
-                messages += receive(peer, session, until)
-            peer.sendall(session.encode({"hello": asdict(self.channel.endpoint)}))
-            while not messages:
-                messages += receive(peer, session, until)
-                if is_relay:
-                    until = time.monotonic() + max(HANDSHAKE_LIMIT_S, 4 * self.channel.loop.interval_s)
+            messages = shake_hands(peer, session, hello, HANDSHAKE_LIMIT_S, heartbeat_s)
             if self.take_up(messages.pop(0)):
                 return Connection(peer, session, self), messages
         except WireError as error:

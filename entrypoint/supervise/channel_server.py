@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import resource
 import socket
+from functools import partial
 
 from msgspec.structs import asdict
 
 from entrypoint.core.console import log
-from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_state import ChannelState
-from entrypoint.supervise.event_loop import Connection, Role
-from entrypoint.supervise.wire import Message, Session
+from entrypoint.supervise.event_loop import Connection
+from entrypoint.supervise.wire import Message
 
 # File descriptors besides those of the connections.
 OTHER_FILES = 64
@@ -31,16 +31,7 @@ class ChannelServer:
         raise_file_limit(connections + OTHER_FILES)
         loop.max_unproven += connections
         for server in listening:
-            loop.listen(server, self.welcome)
-
-    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
-        """Return the session of a new connection: its messages show whether it has the job's key.
-
-        Of a Unix socket the kernel says whose process it is; return None where it is another user's.
-        """
-        if peer.family != socket.AF_UNIX:
-            return Session(self.channel.access.read_key(), is_server=True), self
-        return (Session(is_server=True), self) if is_own_user(peer) else None
+            loop.listen(server, partial(self.channel.access.welcome, self))
 
     def handle(self, connection: Connection, message: Message) -> bool:
         """Admit a rank, or note what one reports; a message before the first admission ends the connection."""

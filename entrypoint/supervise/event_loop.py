@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import selectors
 import socket
 import sys
@@ -26,6 +25,8 @@ RANKS_PER_INTERVAL_S = 2000
 # How long a connection may take to prove that it takes part, and how many may be at it besides the job's own.
 HANDSHAKE_LIMIT_S, MAX_STRANGERS = 5.0, 256
 ACCEPTS_AT_ONCE = 64
+# The pause after a connection that no file descriptor is left for.
+FULL_PAUSE_S = 0.02
 # What turns a connection's bytes into messages.
 AnySession = Session | BytesSession
 
@@ -72,7 +73,6 @@ class EventLoop:
         self.thread: threading.Thread | None = None
         self.is_stopped = False
         self.servers: list[socket.socket] = []
-        self.spare = os.open(os.devnull, os.O_RDONLY)  # its number is for a connection that is refused
 
     def start(self) -> None:
         """Start the thread, once."""
@@ -214,8 +214,8 @@ class EventLoop:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self.free_descriptor(server)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not self.close_oldest(1):
+                    time.sleep(FULL_PAUSE_S)  # else the pending connection would wake this thread without end
                 return
             role = welcome(new)
             if role is None:
@@ -224,27 +224,14 @@ class EventLoop:
             connection = Connection(new, *role)
             self.add(connection)
             self.write(connection, connection.session.greeting())
+        self.close_oldest(sum(not peer.session.is_proven for peer in self.connections) - self.max_unproven)
+
+    def close_oldest(self, count: int) -> bool:
+        """Close connections that have waited longest to prove that they take part; return whether there were any."""
         unproven = [connection for connection in self.connections if not connection.session.is_proven]
-        for connection in unproven[: max(0, len(unproven) - self.max_unproven)]:
+        for connection in unproven[: max(0, count)]:
             self.close(connection)
-
-    def free_descriptor(self, server: socket.socket) -> None:
-        """Make room where no file descriptor is left: for the next one, by the one that has waited longest.
-
-        Otherwise the pending connection would wake this thread without end.
-        """
-        oldest = next((peer for peer in self.connections if not peer.session.is_proven), None)
-        if oldest:
-            self.close(oldest)
-            return
-        if self.spare < 0:
-            return
-        os.close(self.spare)
-        self.spare = -1
-        with contextlib.suppress(OSError):
-            server.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self.spare = os.open(os.devnull, os.O_RDONLY)
+        return bool(unproven)
 
     def tick(self, now: float) -> None:
         """Send heartbeats, and close connections that are silent or do not prove that they take part."""

@@ -66,7 +66,7 @@ class FailureChannel(ChannelState):
         rank0: Rank0 | None = None,
     ) -> None:
         super().__init__(endpoint, timeout_s, access)
-        self.store, self.door = store, StoreDoor(self.loop, self.access)
+        self.store, self.door = store, StoreDoor(self.loop)
         self.waits_for_rank0 = store is not None and store.is_derived
         self.rank0 = rank0 or Rank0()
         self.listens = self.rank0.listens and endpoint.rank == 0
@@ -80,7 +80,7 @@ class FailureChannel(ChannelState):
             return
         relay = NodeRelay(self) if on_node else None
         if on_node and relay:
-            self.loop.listen(on_node, relay.welcome)
+            self.loop.listen(on_node, partial(self.access.welcome, relay))
         if self.store:
             address = self.endpoint.host, self.store.port
             connect = partial(
@@ -105,7 +105,7 @@ class FailureChannel(ChannelState):
         else:
             server.listen(listening, (self.rank0.nodes or self.rank0.others) + (self.rank0.others if self.store else 0))
         if on_node:
-            self.loop.listen(on_node, server.welcome)
+            self.loop.listen(on_node, partial(self.access.welcome, server))
         self.connected.set()
 
     def listen(self, port: int, address: str) -> list[socket.socket]:
@@ -120,7 +120,7 @@ class FailureChannel(ChannelState):
         if not listening:
             raise self.port_error(store.port)
         for server in listening:
-            self.loop.listen(server, self.door.welcome)
+            self.loop.listen(server, partial(self.access.welcome, self.door))
         self.loop.listen(store.programs, self.door.welcome_program)
 
     def port_error(self, taken: int) -> UserError:

@@ -11,11 +11,10 @@ import socket
 
 from msgspec.structs import asdict
 
-from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_state import ChannelState
-from entrypoint.supervise.event_loop import Connection, Role
-from entrypoint.supervise.wire import Message, Session
+from entrypoint.supervise.event_loop import Connection
+from entrypoint.supervise.wire import Message
 
 
 def relay_address(endpoint: RankEndpoint) -> str:
@@ -49,10 +48,6 @@ class NodeRelay:
         self.ranks: dict[tuple[int, int], Connection] = {}
         self.upstream: Connection | None = None
         self.waiting: list[Message] = []
-
-    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
-        """Return the session of a rank on this node, None where it is another user's process."""
-        return (Session(is_server=True), self) if is_own_user(peer) else None
 
     def connect(self, upstream: Connection) -> None:
         """Pass on what has waited for the connection to rank 0."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.network import RETRY_INTERVAL_S
-from entrypoint.supervise.access import Access, is_own_user
-from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop, Role
+from entrypoint.supervise.access import Access
+from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop
 from entrypoint.supervise.store_commands import JobStore, StoreSession
-from entrypoint.supervise.wire import BytesSession, Message, Session, WireError, receive
+from entrypoint.supervise.wire import BytesSession, Message, Session, WireError, shake_hands
 
 LOOPBACK = "127.0.0.1"
 # torch's clients have sockets of IPv6, with the IPv4 address at its end.
@@ -58,8 +58,8 @@ def packed_address(host: str, port: int) -> str:
 class StoreDoor:
     """Lets connections in to the store: this user's programs, and monitors with the job's key or of this user."""
 
-    def __init__(self, loop: EventLoop, access: Access) -> None:
-        self.loop, self.access, self.store = loop, access, JobStore(loop)
+    def __init__(self, loop: EventLoop) -> None:
+        self.loop, self.store = loop, JobStore(loop)
 
     def warn_if_unused(self) -> None:
         """Log that the ranks of a job that has ended never met: a script without a process group trains N times."""
@@ -69,12 +69,6 @@ class StoreDoor:
     def welcome_program(self, peer: socket.socket) -> tuple[StoreSession, JobStore] | None:
         """Return the session of a program on this node, None for another user's."""
         return (StoreSession(), self.store) if is_own_program(peer) else None
-
-    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
-        """Return the session of another monitor, which has to show that it has the key."""
-        if peer.family != socket.AF_UNIX:
-            return Session(self.access.read_key(), is_server=True), self
-        return (Session(is_server=True), self) if is_own_user(peer) else None
 
     def handle(self, connection: Connection, message: Message) -> bool:
         """Let a monitor in: what follows on the connection are a program's commands."""
@@ -161,16 +155,8 @@ class StoreRelay:
 
     def is_let_in(self, peer: socket.socket, session: Session) -> bool:
         """Show the job's key and see the other side's; return whether it is rank 0's store, else close."""
-        until = time.monotonic() + HANDSHAKE_LIMIT_S
-        messages: list[Message] = []
         try:
-            peer.sendall(session.greeting())
-            while not session.is_open:
-                receive(peer, session, until)
-            peer.sendall(session.encode(OPEN_STORE))
-            while not messages:
-                messages += receive(peer, session, until)
-            if messages == [OPEN_STORE]:
+            if shake_hands(peer, session, OPEN_STORE, HANDSHAKE_LIMIT_S) == [OPEN_STORE]:
                 return True
         except (WireError, OSError):
             pass  # it is tried again; the failure channel says what answers there

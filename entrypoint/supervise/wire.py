@@ -126,6 +126,25 @@ def compute_code(key: bytes, number: int, text: bytes) -> bytes:
     return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256")[:CODE_BYTES].hex().encode()
 
 
+def shake_hands(
+    peer: socket.socket, session: Session, hello: Message, limit_s: float, heartbeat_s: float = 0.0
+) -> list[Message]:
+    """Exchange the first lines, send a message, and return the answer with what follows it.
+
+    Each heartbeat of the other side gives it `heartbeat_s` more. Raises `WireError`, and OSError after `limit_s`.
+    """
+    until = time.monotonic() + limit_s
+    messages: list[Message] = []
+    peer.sendall(session.greeting())
+    while not session.is_open:
+        messages += receive(peer, session, until)
+    peer.sendall(session.encode(hello))
+    while not messages:
+        messages += receive(peer, session, until)
+        until = max(until, time.monotonic() + heartbeat_s)
+    return messages
+
+
 def receive(peer: socket.socket, session: Session, until: float) -> list[Message]:
     """Return the messages of the next bytes; raises `WireError`, and OSError at the connection's end or too late."""
     peer.settimeout(max(0.001, until - time.monotonic()))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -50,9 +51,9 @@ def ports(children: list[int]) -> Ports:
     programs, monitors = listen_on_loopback(), listen_on_loopback()
 
     def open_doors(loop: EventLoop) -> None:
-        door = StoreDoor(loop, Access(lambda: KEY))
+        door = StoreDoor(loop)
         loop.listen(programs, door.welcome_program)
-        loop.listen(monitors, door.welcome)
+        loop.listen(monitors, partial(Access(lambda: KEY).welcome, door))
 
     serve_in_child(children, open_doors)
     return programs.getsockname()[1], monitors.getsockname()[1]
