@@ -12,9 +12,6 @@ from entrypoint.core.errors import UserError, did_you_mean, first_line, printabl
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import Settings, variable_name
 
-# Python's parser takes the square of a dotted key's length: seconds for one of 10,000 parts.
-MAX_LETTERS, MAX_DOTS = 1 << 16, 200
-
 
 def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, str]:
     """Return the variables that a file sets; `groups` are the settings by the name of their table.
@@ -26,8 +23,6 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
         text = read_regular(path).removeprefix("\ufeff")  # Windows' editors begin a file so
         if "\x00" in text:
             raise UserError(f"{source}: is not UTF-8 but UTF-16, or no text. Save it as UTF-8.")
-        if len(text) > MAX_LETTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):
-            raise UserError(f"{source}: is larger than any file of settings. Name another file.")
         tables = tomllib.loads(text)
     except OSError as error:
         raise UserError(f"{source}: cannot be read ({error.strerror}). Check the path.") from None

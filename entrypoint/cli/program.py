@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_file, is_folder, open_regular, working_folder
+from entrypoint.core.paths import exists, is_file, is_folder, working_folder
 from entrypoint.plan.model import Program
 
 # What Python runs, and what becomes a script.
@@ -70,19 +68,7 @@ def not_a_script(words: Sequence[str]) -> str:
         return f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run {flag}{script} …`{other}."
     if words[0].startswith("-"):
         return f"run {printable(words[0])}: no such flag before the script. See `entrypoint run --help`."
-    path = words[0] if is_file(words[0]) else shutil.which(words[0]) or ""
-    if path and starts_with(Path(path), b"\x7fELF"):
-        return f"run {printable(words[0])}: a program, no Python script. Use `entrypoint run {script} …`."
     return ""
-
-
-def starts_with(path: Path, magic: bytes) -> bool:
-    """Return whether a file starts with these bytes; False if it cannot be read."""
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False
 
 
 def why_not_python(script: Path) -> str:
@@ -94,6 +80,8 @@ def why_not_python(script: Path) -> str:
             start = file.read(256)
     except OSError as error:
         return f"cannot be read ({error.strerror}). Check its permissions."
+    if start.startswith(b"\x7fELF"):
+        return "a program, no Python script. Use `entrypoint run SCRIPT …`."
     first = start.split(b"\n", 1)[0]
     if (first.startswith(b"#!") and b"python" not in first) or script.suffix == ".sh":
         start_as = script if len(script.parts) > 1 else f"./{script}"

@@ -122,14 +122,12 @@ def core_map(machine: Machine, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
     lines = []
     for node in cores_by_node(cores):
         held = [sorted({rank for cpu in core.cpus for rank in owners.get(cpu, ())}) for core in node]
-        if len(node) <= MAX_LINE_CORES and len(ranks) <= len(RANK_SYMBOLS):
-            cells = "".join(
-                FREE_CORE if not who else SHARED_CORE if len(who) > 1 else RANK_SYMBOLS[who[0]] for who in held
-            )
-        else:
-            words = [FREE_CORE if not who else SHARED_CORE if len(who) > 1 else str(who[0]) for who in held]
-            runs = [f"{word} x{len(list(run))}" for word, run in groupby(words)]
-            cells = " ".join(runs if len(runs) <= MAX_RUNS else (*runs[: MAX_RUNS - 2], "…", runs[-1]))
+        is_short = len(node) <= MAX_LINE_CORES and len(ranks) <= len(RANK_SYMBOLS)
+        names = RANK_SYMBOLS if is_short else range(len(ranks))
+        marks = [FREE_CORE if not who else SHARED_CORE if len(who) > 1 else str(names[who[0]]) for who in held]
+        runs = [f"{mark} x{len(list(run))}" for mark, run in groupby(marks)]
+        shortened = runs if len(runs) <= MAX_RUNS else (*runs[: MAX_RUNS - 2], "…", runs[-1])
+        cells = "".join(marks) if is_short else " ".join(shortened)
         place = node[0].numa_node
         gpus = ",".join(str(gpu.index) for gpu in machine.gpus if gpu.node == place[1])
         lines.append(f"socket {place[0]} node {place[1]}: {cells}" + (f"  GPU {gpus}" if gpus else ""))

@@ -44,9 +44,7 @@ def test_launcher_is_told_how_to_start_the_entrypoint(name: str, folder: str) ->
         ),
         ([sys.executable, "x.py"], f"run {sys.executable}: it starts Python itself. Use `entrypoint run x.py …`."),
         (["/usr/bin/python3.99", "x.py"], "run /usr/bin/python3.99: it starts Python itself."),
-        (["/usr/bin/env", "python", "x.py"], "run /usr/bin/env: a program, no Python script. Use `entrypoint run x.py"),
-        (["env", "python", "x.py"], "run env: a program, no Python script. Use `entrypoint run x.py …`."),
-        (["env"], "run env: a program, no Python script. Use `entrypoint run SCRIPT …`."),
+        (["/usr/bin/env", "x.py"], "/usr/bin/env: a program, no Python script. Use `entrypoint run SCRIPT …`."),
         (["--lr=0.1", "x.py"], "run --lr=0.1: no such flag before the script."),
         (["/dev/null"], "/dev/null: a pipe or device, which can be read only once. Save the script as a file."),
     ],
@@ -85,7 +83,7 @@ def test_script_in_a_removed_folder_is_not_there(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("tool.bin", b"\x7fELF", "run tool.bin: a program, no Python script."),
+        ("tool.bin", b"\x7fELF", "tool.bin: a program, no Python script."),
         ("x.sh", b"", "x.sh: not a Python script. .* start it by itself: ./x.sh"),
         ("sub/x", b"#!/bin/sh", "sub/x: not a Python script. .* start it by itself: sub/x"),
     ],
