@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from entrypoint.cli.command_table import COMMANDS
 from entrypoint.core.errors import ExitCode
@@ -40,12 +38,6 @@ FAULTS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Pytho
 OTHERS_LINES = ("ERROR: ld.so: ",)
 LONG = "x" * 300
 LONGER = "y" * 5000
-# Modules that a user may have under the name of one of Python's, or of a package that this project uses. Others break
-# `python -m` itself: runpy imports contextlib, and so collections and functools.
-SHADOWED = (
-    *("json", "re", "typing", "pathlib", "dataclasses", "subprocess", "socket", "tempfile", "argparse", "enum"),
-    *("msgspec", "numpy", "torch", "train", "tests", "logging", "random", "copy", "shutil", "signal", "time", "io"),
-)
 # Fields whose values start what takes long, or leaves this machine: their cases show a plan only.
 STARTS_MORE = frozenset({"hosts", "launcher", "nnodes", "node_rank", "max_restarts", "backend", "nproc_per_node"})
 # A rank that waits for others does so for this long.
@@ -79,14 +71,11 @@ LISTS = ("2(x3),1", "n[1-3]", "n[1-", "a:1,b:2", "127.0.0.1", "localhost:0", "r1
 
 @dataclass(frozen=True)
 class Case:
-    """A command line and all around it; `closed` are the standard streams that are not open."""
+    """A command line and its environment."""
 
     number: int
     words: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
-    removed_folder: bool = False
-    closed: tuple[int, ...] = ()
-    output: str = "file"
 
     @property
     def launches(self) -> bool:
@@ -107,21 +96,7 @@ class CaseMaker:
         for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 6))):
             name = self.variable_name()
             self.environ[name] = self.value_for(name)
-        words = self.command()
-        if self.chance(0.1):
-            self.environ["PYTHONPATH"] = self.random.choice(("own", "own:missing", "own/json.py", ":", "fifo", LONG))
-        if self.chance(0.05):
-            self.environ["PYTHONIOENCODING"] = self.random.choice(("ascii", "latin-1", "utf-8", "utf-8:strict"))
-        if self.chance(0.05):
-            self.environ["LC_ALL"] = self.random.choice(("C", "POSIX", "C.UTF-8", "xx_YY.UTF-8", ""))
-        if self.chance(0.05):
-            self.environ["COLUMNS"] = self.random.choice(("0", "1", "2", "20", "-5", "x", "9" * 9))
-        removed = self.chance(0.05)
-        if removed and not self.environ.get("PYTHONPATH", "own").endswith(("own", "own/json.py")):
-            del self.environ["PYTHONPATH"]  # Python itself cannot start with a relative one
-        closed = tuple(stream for stream in (0, 1, 2) if self.chance(0.05))
-        output = "full" if self.chance(0.03) else "no reader" if self.chance(0.03) else "file"
-        return Case(self.number, tuple(words), self.environ, removed, closed, output)
+        return Case(self.number, tuple(self.command()), self.environ)
 
     def chance(self, share: float) -> bool:
         """Return whether something happens that happens in this share of all cases."""
@@ -276,9 +251,6 @@ def populate(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "package").mkdir()
     (folder / "package/__main__.py").write_text("")
-    (folder / "own").mkdir()
-    for name in SHADOWED:
-        (folder / f"own/{name}.py").write_text("raise SystemExit('the own module of a user')\n")
     paint(folder / "images/train", each=2)
     paint(folder / "images/test", each=1)
     (folder / "odd-images/train/a").mkdir(parents=True)
@@ -300,11 +272,8 @@ def populate(folder: Path) -> None:
 
 
 def environment_of(case: Case, folder: Path) -> dict[str, str]:
-    """Return the whole environment of a case; relative folders of PYTHONPATH and the like start in `folder`."""
-    own = dict(case.environ)
-    if own.get("PYTHONPATH", "").startswith("own"):
-        own["PYTHONPATH"] = f"{folder}/{own['PYTHONPATH']}"
-    return {**clean_environment(), "HOME": str(folder / "home"), **own}
+    """Return the whole environment of a case."""
+    return {**clean_environment(), "HOME": str(folder / "home"), **case.environ}
 
 
 def run_as_process(case: Case, limit_s: float = PROCESS_LIMIT_S) -> list[str]:
@@ -313,20 +282,14 @@ def run_as_process(case: Case, limit_s: float = PROCESS_LIMIT_S) -> list[str]:
         folder = Path(temporary, "folder")
         folder.mkdir()
         populate(folder)
-        where = Path(temporary, "gone") if case.removed_folder else folder
-        where.mkdir(exist_ok=True)
-        remove = f'{shutil.which("rmdir")} "$0"'  # the case's own PATH may be broken
-        steps = ['cd "$0"', *([remove] if case.removed_folder else [])]
-        steps += [f"exec {stream}>&-" for stream in case.closed]
-        command = ["/bin/sh", "-c", f'{"; ".join(steps)}; exec "$@"', str(where), sys.executable, "-m", "entrypoint"]
         out, err = Path(temporary, "out"), Path(temporary, "err")
-        out.touch()
-        with open_output(case.output, out) as to, err.open("wb") as errors:
+        with out.open("wb") as output, err.open("wb") as errors:
             process = subprocess.Popen(
-                [os.fsencode(word) for word in (*command, *case.words)],
+                [os.fsencode(word) for word in (sys.executable, "-m", "entrypoint", *case.words)],
+                cwd=folder,
                 env={os.fsencode(name): os.fsencode(value) for name, value in environment_of(case, folder).items()},
                 stdin=subprocess.DEVNULL,
-                stdout=to,
+                stdout=output,
                 stderr=errors,
                 start_new_session=True,
             )
@@ -340,15 +303,6 @@ def run_as_process(case: Case, limit_s: float = PROCESS_LIMIT_S) -> list[str]:
     return judge(case, code, *texts)
 
 
-def open_output(kind: str, file: Path) -> BinaryIO:
-    """Open the standard output of a case: a file, a full disk or a pipe that nobody reads."""
-    if kind == "no reader":
-        reader, writer = os.pipe()
-        os.close(reader)
-        return os.fdopen(writer, "wb")
-    return Path("/dev/full" if kind == "full" else file).open("wb")
-
-
 def judge(case: Case, code: int, out: str, err: str) -> list[str]:
     """Return what is wrong with how a case ended."""
     found = [f"{fault} in its output: {err[-1500:]}" for fault in FAULTS if fault in out + err]
@@ -360,15 +314,11 @@ def judge(case: Case, code: int, out: str, err: str) -> list[str]:
         return found
     found += [f"not a line of ours: {line[:200]!r}" for line in lines if not line.startswith("entrypoint: ")]
     reports = case.words[:1] in (("doctor",), ("verify",))
-    elsewhere = 2 in case.closed or case.environ.get("TORCHELASTIC_ERROR_FILE")
-    if code not in (0, 130, 143) and not reports and not elsewhere and not any(is_error(line) for line in lines):
+    elsewhere = case.environ.get("TORCHELASTIC_ERROR_FILE")
+    has_error = any(line.startswith("entrypoint: error: ") for line in lines)
+    if code not in (0, 130, 143) and not reports and not elsewhere and not has_error:
         found.append(f"exit code {code} and no error")
     return found
-
-
-def is_error(line: str) -> bool:
-    """Return whether a line is an error of the entrypoint."""
-    return line.startswith("entrypoint: error: ")
 
 
 def main(first: int, count: int) -> int:

@@ -84,24 +84,3 @@ def test_planning_commands_import_no_torch(tmp_path: Path, words: tuple[str, ...
 def test_run_command_imports_no_trainer(tmp_path: Path) -> None:
     loaded = imported(tmp_path, "run", "--dry-run", "x.py")
     assert not {name for name in loaded if name == "train" or name.startswith(("train.", "entrypoint.tune.search"))}
-
-
-LOOKS_FOR_GARBAGE = """
-import gc, sys
-gc.disable()
-from entrypoint.__main__ import main
-from entrypoint.launch import local
-local.run = lambda *_: print(len(looked), gc.isenabled())
-looked = []
-gc.callbacks.append(lambda phase, _: looked.append(phase))
-gc.enable()
-main()
-"""
-
-
-@pytest.mark.launch
-def test_garbage_is_collected_again_from_the_launch_on(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("")
-    command = [sys.executable, "-c", LOOKS_FOR_GARBAGE, "run", "--quiet", "x.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == "0 True\n"

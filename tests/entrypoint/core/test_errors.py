@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 
@@ -32,12 +31,6 @@ def test_report_error_with_agent_writes_error_file(
     assert failure.message == {"message": "why", "extraInfo": extra}
     assert failure.timestamp == int(extra["timestamp"])
     assert (extra["refused"], extra["lost_peer"]) == (True, lost)
-
-
-@pytest.mark.parametrize("error", [UserError("x", ExitCode.MACHINE), PeerLostError("y")])
-def test_user_error_pickles_with_its_code(error: UserError) -> None:
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,6 @@ def test_missing_gpu_driver_image_and_torch_are_absent() -> None:
     assert {what for what, state in states.items() if state == "absent"} == {"NVIDIA driver", "image", "torch"}
 
 
-def test_absent_check_needs_no_advice() -> None:
-    assert format_report([Check("a", "absent", "not installed")], as_json=False) == "absent   a  not installed"
-
-
 def test_check_without_an_answer_does_not_hold_up_the_others() -> None:
     def hang() -> list[Check]:
         threading.Event().wait()

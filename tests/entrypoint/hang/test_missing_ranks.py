@@ -121,15 +121,6 @@ def test_stacks_of_a_trainer_that_hangs_come_before_the_error(entrypoint: Entryp
     assert any("in train_epoch" in line for line in stacks)
 
 
-@pytest.mark.parametrize(("own_way", "code"), [("sys.exit(7)", 7), ("raise ValueError('mine')", 1)])
-def test_rank_that_failed_is_the_cause(entrypoint: Entrypoint, own_way: str, code: int) -> None:
-    result, process = run(entrypoint, own_way)
-    assert result.error_lines == [
-        f"entrypoint: error: rank 1 of this job (local rank 1, pid {process}) failed first, with exit code {code}"
-    ]
-    assert result.code == code
-
-
 def test_caught_collective_error_leaves_the_code_to_script(entrypoint: Entrypoint) -> None:
     text = PROGRAM.replace(
         "    dist.barrier()", "    try:\n        dist.barrier()\n    except RuntimeError:\n        os._exit(9)"

@@ -36,12 +36,6 @@ def resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_sagemaker_image_without_toolkit_finds_its_hosts(resources: Path) -> None:
-    resources.write_text(json.dumps(RESOURCES))
-    found = read(TOOLKIT_FREE)
-    assert (found.nnodes, found.node_rank, found.master_addr, found.interface) == (3, 1, "algo-1", "eth1")
-
-
 def test_sagemaker_toolkit_wins_over_file(resources: Path) -> None:
     resources.write_text("not read")
     toolkit = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
@@ -89,16 +83,6 @@ def vertex(pool: str, index: int, **more: Any) -> dict[str, str]:
     }
     spec = {"cluster": cluster, "environment": "cloud", "task": {"type": pool, "index": index}, **more}
     return {"CLUSTER_SPEC": json.dumps(spec)}
-
-
-@pytest.mark.parametrize(
-    ("pool", "index", "rank"), [("workerpool0", 0, 0), ("workerpool1", 0, 1), ("workerpool1", 1, 2)]
-)
-def test_vertex_pools_that_train_are_the_nodes(pool: str, index: int, rank: int) -> None:
-    first = "cmle-training-workerpool0-ab-0"
-    assert read(vertex(pool, index)) == NodeGroup(3, rank, first, source="CLUSTER_SPEC")
-    given = {"MASTER_ADDR": first, "MASTER_PORT": "2222", "RANK": str(rank), "WORLD_SIZE": "3"}
-    assert read(vertex(pool, index) | given) == NodeGroup(3, rank, first, "2222", source="CLUSTER_SPEC")
 
 
 @pytest.mark.parametrize(

@@ -217,12 +217,6 @@ def test_step_with_several_tasks_per_node_starts_no_ranks() -> None:
     assert not Job().starts_ranks_itself(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)
 
 
-def test_sagemaker_host_order_is_equal_on_all_nodes() -> None:
-    hosts = [f"algo-{number}" for number in (3, 1, 2)]
-    found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).node_rank for host in hosts}
-    assert found == {0, 1, 2}
-
-
 @pytest.mark.parametrize("variable", ["OAR_NODE_FILE", "OAR_NODEFILE", "COBALT_NODEFILE", "PJM_O_NODEINF"])
 def test_batch_job_with_a_file_of_several_nodes_is_refused(tmp_path: Path, variable: str) -> None:
     file = tmp_path / "nodes"

@@ -21,7 +21,7 @@ from entrypoint.supervise.store_door import NEVER_MET
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.launch.running_ranks import QUIET, lines, started
 from tests.factories import make_machine, make_test_plan
-from tests.processes import children, has_ended, process_tree, wait_until
+from tests.processes import children, has_ended, wait_until
 
 TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
 ONE = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "1"})
@@ -139,24 +139,6 @@ def test_local_under_nohup_ignores_sighup(entrypoint: Entrypoint, launcher: str)
         process.terminate()
         assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
         assert process.wait(LAUNCH_LIMIT_S) == {"local": 0, "torchrun": 143}[launcher]
-
-
-@pytest.mark.launch
-@needs_two_cores
-def test_suspended_job_goes_on(entrypoint: Entrypoint) -> None:
-    # `scontrol suspend` stops all of a job's processes.
-    with started(entrypoint, "sys.exit(0)") as process:
-        stopped = process_tree(process.pid)
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(2)  # longer than the launcher waits for a signal
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        process.send_signal(signal.SIGUSR1)
-        assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
-        process.terminate()
-        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
-        assert process.wait(LAUNCH_LIMIT_S) == 0
 
 
 @pytest.mark.launch

@@ -12,6 +12,9 @@ from entrypoint.core.errors import UserError
 from entrypoint.launch.notebook import read_notebook
 from tests.conftest import Entrypoint, needs_two_cores
 
+pytest.importorskip("nbformat")
+pytest.importorskip("IPython")
+
 
 def write_notebook(path: Path, *cells: str) -> Path:
     """Write a notebook with code cells, as Jupyter saves it."""
@@ -29,8 +32,6 @@ def write_notebook(path: Path, *cells: str) -> Path:
 
 @pytest.mark.launch
 def test_notebook_leaves_an_executed_one_with_its_outputs(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     (entrypoint.folder / "sub").mkdir()
     (entrypoint.folder / "sub/helper.py").write_text("WORD = 'helped'")
     write_notebook(
@@ -60,8 +61,6 @@ def test_notebook_leaves_an_executed_one_with_its_outputs(entrypoint: Entrypoint
 @pytest.mark.launch
 @needs_two_cores
 def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     write_notebook(
         entrypoint.folder / "x.ipynb",
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')",
@@ -77,8 +76,6 @@ def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("command", [("plan", "run"), ("run",)])
 def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: tuple[str, ...]) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     write_notebook(entrypoint.folder / "x.ipynb", "1", "x = = 1")
     result = entrypoint(*command, "x.ipynb")
     assert (result.code, result.out) == (2, "")
@@ -87,8 +84,6 @@ def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: 
 
 @pytest.mark.launch
 def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     path = tmp_path / "x.ipynb"
     path.write_text("print('no JSON')")
     with pytest.raises(UserError, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.") as error:
@@ -107,8 +102,6 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.launch
 def test_executed_notebook_that_cannot_be_written_is_one_line(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     write_notebook(
         entrypoint.folder / "x.ipynb",
         "import pickle\ndef f(): print('pickled')",
@@ -122,21 +115,9 @@ def test_executed_notebook_that_cannot_be_written_is_one_line(entrypoint: Entryp
 
 @pytest.mark.launch
 def test_traceback_names_cell_and_line(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
     write_notebook(entrypoint.folder / "x.ipynb", "def f():\n    return 1 / 0", "1\nf()")
     result = entrypoint("run", "--quiet", "x.ipynb")
     assert result.code == 1
     assert "Cell In[2], line 2\n    f()" in result.err
     assert "Cell In[1], line 2 in f\n    return 1 / 0" in result.err
     assert result.err.count("ZeroDivisionError: division by zero") == 1
-
-
-def test_what_no_script_can_do_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("nbformat")
-    pytest.importorskip("IPython")
-    path = write_notebook(tmp_path / "x.ipynb", "x = = 1")
-    with pytest.raises(UserError) as error:
-        read_notebook(path)
-    assert str(error.value).startswith(f"run {path}: cell 1: invalid syntax, in `x = = 1`. Correct the cell.")
-    assert len(str(error.value).splitlines()) == 1

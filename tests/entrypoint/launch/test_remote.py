@@ -274,12 +274,6 @@ def test_plan_for_this_host_is_limited_by_its_cores() -> None:
         plan({"LAUNCH_HOSTS": "node1:8"}, many, cores=2)
 
 
-def test_plan_for_a_batch_job_counts_its_tasks() -> None:
-    made = plan(BATCH | {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, RemoteLauncher("srun"))
-    assert (made.nodes.nnodes, made.nodes.nproc_per_node, made.nodes.world_size) == (2, 2, 4)
-    assert next(one for one in made.decisions if one.key == "ranks").reason == "the batch job's tasks: n1:2, n2:2"
-
-
 @pytest.mark.parametrize(
     ("environ", "starter", "other"),
     [

@@ -186,21 +186,6 @@ def test_parent_holds_no_torch_and_is_named_for_ps(entrypoint: Entrypoint, tmp_p
     assert process.returncode == 0
 
 
-REFERENCE = """
-    import os
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # as torchvision's references/classification/utils.py
-        import torch
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    print("trains on the CPU")
-"""
-
-
-def test_script_that_takes_ranks_for_gpus_runs_without_them(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", REFERENCE)
-    result = entrypoint("run", "--device", "cpu", "--env", "none", "x.py", env=QUIET)
-    assert (result.code, result.out) == (0, "trains on the CPU\n"), result.err
-
-
 def test_variable_of_another_launcher_in_the_script_is_named(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os\nprint(os.environ['OMPI_COMM_WORLD_RANK'])")
     shown = " ".join(entrypoint("plan", "run", "x.py").out.split())

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.machine.cpu_topology import format_cpu_list, parse_cpu_list, read_topology
-from tests.conftest import TreeBuilder
 from tests.machines import MACHINES, MASKS, smp
 
 
@@ -25,29 +24,6 @@ def test_parse_cpu_list_reads_kernel_format(text: str, ids: tuple[int, ...]) -> 
 @given(st.sets(st.integers(0, 2000)))
 def test_format_cpu_list_round_trip(ids: set[int]) -> None:
     assert parse_cpu_list(format_cpu_list(tuple(ids))) == tuple(sorted(ids))
-
-
-@pytest.mark.parametrize(("interleaved", "sibling_of_0"), [(True, 4), (False, 1)])
-def test_read_topology_siblings_share_a_core(built_machine: TreeBuilder, interleaved: bool, sibling_of_0: int) -> None:
-    root = built_machine(sockets=1, cores_per_socket=4, threads_per_core=2, interleaved=interleaved)
-    found = read_topology(root, frozenset(range(8)))
-    place = {cpu.id: (cpu.socket, cpu.core) for cpu in found.cpus}
-    assert found.online_cpus == 8
-    assert place[0] == place[sibling_of_0]
-    assert len(set(place.values())) == 4
-    assert found.assumptions == ()
-
-
-def test_read_topology_takes_nodes_from_cpu_lists(built_machine: TreeBuilder) -> None:
-    root = built_machine(sockets=2, cores_per_socket=8, nodes_per_socket=4)
-    cpus = read_topology(root, frozenset(range(16))).cpus
-    assert [cpu.node for cpu in cpus] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
-
-
-def test_read_topology_returns_only_masked_cpus(built_machine: TreeBuilder) -> None:
-    found = read_topology(built_machine(cores_per_socket=8), frozenset({2, 5}))
-    assert [cpu.id for cpu in found.cpus] == [2, 5]
-    assert found.online_cpus == 8
 
 
 def test_read_topology_without_sys_assumes_one_core_per_cpu(tmp_path: Path) -> None:

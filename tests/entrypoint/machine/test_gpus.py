@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.machine.gpus import Driver, Gpu, filter_visible, read_gpus
-from tests.machines import LINKS_10_1, MACHINES, NVLINK_NODES, RecordedNvml, nvlink_node, nvswitch_node
+from tests.machines import LINKS_10_1, MACHINES, NVLINK_NODES, RecordedNvml, nvlink_node
 
 FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) for index in range(4))
 
@@ -46,11 +46,6 @@ def test_read_gpus_nvlink_node_matches_table_10_1(tmp_path: Path) -> None:
     assert tuple(gpu.node for gpu in gpus) == NVLINK_NODES
     assert (driver.version, driver.cuda) == ("580.65.06", "13.0")
     assert gpus[0].memory_bytes == 32 << 30
-
-
-def test_read_gpus_nvswitch_node_has_all_links(tmp_path: Path) -> None:
-    gpus, _ = read_gpus(MACHINES["8-GPU NVSwitch node"]().build(tmp_path), nvml=nvswitch_node())
-    assert {link for gpu in gpus for link in gpu.links} == {"X", "NV18"}
 
 
 def test_read_gpus_links_follow_visible_order(tmp_path: Path) -> None:

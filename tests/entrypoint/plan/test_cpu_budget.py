@@ -98,15 +98,3 @@ def test_cpu_budget_follows_mask_and_quota(
     assert made["environment"]["variables"].get("OMP_WAIT_POLICY") == waits
     (why,) = (decision["reason"] for decision in made["decisions"] if decision["key"] == "cores")
     assert (f"cgroup limit {cpus:g} CPUs" in why) is True if cpus and cpus < cores else "limit" not in why
-
-
-@pytest.mark.launch
-@needs_two_cores
-def test_two_ranks_with_quota_of_one_cpu_raise(
-    entrypoint: Entrypoint, under_quota: Callable[[float], tuple[str, ...]]
-) -> None:
-    command = (*under_quota(1.0), PYTHON, "-m", "entrypoint")
-    result = entrypoint("run", "--nproc-per-node=2", "-m", "this", command=command)
-    assert result.code == 3
-    assert "more ranks than cores" in result.err
-    assert "cgroup limit 1 CPUs" in result.err

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.model import PLAN_VAR, BindingPlan, Plan, Program
+from entrypoint.plan.model import PLAN_VAR, BindingPlan, Program
 from entrypoint.rank.environment import TORCHRUN_VARIABLES, build_rank_environment, global_rank_of, master_port
 from tests.conftest import PYTHON
 from tests.factories import SCRIPT, make_machine, make_test_plan
@@ -92,11 +92,6 @@ def test_global_rank_of_agent_rank_counts_all_nodes() -> None:
     assert found["MASTER_PORT"] == str(master_port(global_rank_of(made, Job("torchrun", 0, 2, 0, 2)))), (
         "as all work it out"
     )
-
-
-def test_build_rank_environment_contains_plan() -> None:
-    found = environment(Job())
-    assert Plan.from_json(found[PLAN_VAR]) == make_test_plan(make_machine(4))
 
 
 def test_rank_start_imports_no_settings() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import describe_exit
 from entrypoint.supervise.admission import FirstFailure
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.supervise.channels import have_joined, open_channel
@@ -179,11 +178,3 @@ def test_monitor_killed_ends_its_rank(tmp_path: Path) -> None:
     rank = int(process.stdout.readline())
     process.kill()
     wait_until(lambda: has_ended(rank))
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [(3, "exit code 3"), (-signal.SIGSEGV, "killed by SIGSEGV"), (-9, "killed by SIGKILL; ")],
-)
-def test_describe_exit_code_or_signal_returns_text(code: int, message: str) -> None:
-    assert describe_exit(code).startswith(message)

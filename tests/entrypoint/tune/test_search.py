@@ -125,14 +125,6 @@ def test_tune_unusable_input_fails_with_one_line(
     assert [line for line in result.error_lines if said in line], result.err
 
 
-def test_tune_lower_metric_can_be_better(entrypoint: Entrypoint) -> None:
-    file = script(entrypoint.folder, "steps.py", "for _ in range(4): print('a step took 0.25 s', flush=True)")
-    env = FIXED | ONE | {"TUNE_METRIC": "took ([0-9.]+) s", "TUNE_LOWER": "1"}
-    result = entrypoint("tune", "run", file, env=env)
-    assert result.code == 0, result.err
-    assert re.search(r"^ +4 +1\.00 .* as planned$", result.out, re.MULTILINE), result.out
-
-
 LEAVES = """
     import subprocess, time
     subprocess.Popen(["sleep", "987"])

@@ -188,16 +188,6 @@ def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
     assert (dict(tuned.variables), tuned.not_used) == (FOUND, "")
 
 
-def test_huge_result_is_one_line(tmp_path: Path) -> None:
-    given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
-    path = tmp_path / f"{machine_program_key(given, {})}.json"
-    path.touch()
-    os.truncate(path, 30 << 30)
-    tuned = load(given, dict)
-    assert tuned
-    assert "JSON is malformed" in tuned.not_used
-
-
 def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
     given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
     path = tmp_path / f"{machine_program_key(given, {})}.json"
