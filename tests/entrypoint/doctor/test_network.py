@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrypoint.core.network import hold_port
 from entrypoint.doctor.network import network_checks
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
+from tests.conftest import Entrypoint
+from tests.entrypoint.launch.running_ranks import run_together
 from tests.machines import write_adapter
+from tests.net import free_port
 
 UNLIMITED, LOW = resource.RLIM_INFINITY, 8 << 20
 
@@ -86,23 +86,10 @@ def test_one_node_measures_loopback(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 def test_two_nodes_measure_the_way_between_them(entrypoint: Entrypoint) -> None:
-    with hold_port() as held:
-        port = held.getsockname()[1]
-    words = [PYTHON, "-m", "entrypoint", "doctor", "--network", "--nnodes=2"]
-    words += ["--nproc-per-node=1", "--cpu-binding=none"]
-    env = {
-        **clean_environment(),
-        "HOME": str(entrypoint.home),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    second = subprocess.Popen([*words, "--node-rank=1"], env=env, stdout=subprocess.PIPE, text=True)
-    first = subprocess.run(
-        [*words, "--node-rank=0"], env=env, capture_output=True, text=True, timeout=LAUNCH_LIMIT_S, check=False
-    )
-    out, _ = second.communicate(timeout=LAUNCH_LIMIT_S)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr
-    assert "2 nodes by gloo, " in first.stdout
-    assert first.stdout.count("Gloo  ") == 2, "each node shows what it has"
-    assert out == "", "rank 0 prints"
+    words = ("doctor", "--network", "--nnodes=2", "--nproc-per-node=1", "--cpu-binding=none")
+    env = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, second = run_together(entrypoint, [{**env, "LAUNCH_NODE_RANK": node} for node in "01"], *words)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert "2 nodes by gloo, " in first.out
+    assert first.out.count("Gloo  ") == 2, "each node shows what it has"
+    assert second.out == "", "rank 0 prints"

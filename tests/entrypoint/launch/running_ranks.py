@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def lines(process: subprocess.Popen[str], count: int) -> list[str]:
     """Return the next lines of the two ranks, sorted."""
     assert process.stdout is not None
     return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))
+
+
+def run_together(
+    entrypoint: Entrypoint, environs: Sequence[Mapping[str, str]], *words: str | Path, before: tuple[str, ...] = ()
+) -> list[Result]:
+    """Run the entrypoint once for each environment, all at the same time, as on nodes of their own."""
+    command = (*before, PYTHON, "-m", "entrypoint")
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda environ: entrypoint(*words, env=environ, command=command), environs))
 
 
 MPI = ("Open MPI", "HYDRA")

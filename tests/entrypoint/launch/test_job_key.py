@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.conftest import Entrypoint, Result, needs_two_cores, script
+from tests.entrypoint.launch.running_ranks import run_together
 from tests.net import free_port
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -20,39 +19,28 @@ SHOW = """
 """
 
 
-def start(entrypoint: Entrypoint, keys: tuple[str, str], limit_s: int, **more: str) -> list[tuple[int, str, str]]:
-    """Run both nodes on this machine; return the exit code and output of each."""
+def run_nodes(entrypoint: Entrypoint, keys: tuple[str, str], limit_s: int, **more: str) -> list[Result]:
+    """Run both nodes on this machine."""
     script(entrypoint.folder, "x.py", SHOW)
-    nodes = []
+    shared = {
+        "LAUNCH_NNODES": "2", "MASTER_ADDR": "127.0.0.1", "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1",
+        "LAUNCH_QUIET": "1", "LAUNCH_RENDEZVOUS_TIMEOUT_S": str(limit_s), "GLOO_SOCKET_IFNAME": "lo", **more,
+    }  # fmt: skip
     for number, key in enumerate(keys):
-        (entrypoint.folder / f"key{number}").write_text(key)
-        (entrypoint.folder / f"key{number}").chmod(0o600)
-        environ = {
-            "LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1",
-            "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET": "1",
-            "LAUNCH_RENDEZVOUS_TIMEOUT_S": str(limit_s), "LAUNCH_SECRET_FILE": f"key{number}",
-            "HOME": str(entrypoint.home), "GLOO_SOCKET_IFNAME": "lo", **more,
-        }  # fmt: skip
-        nodes.append(run(entrypoint.folder, environ))
-    return [(node.wait(LAUNCH_LIMIT_S), *node.communicate()) for node in nodes]
-
-
-def run(folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [PYTHON, "-m", "entrypoint", "run", "x.py"],
-        cwd=folder, env=clean_environment() | environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        script(entrypoint.folder, f"key{number}", key).chmod(0o600)
+    nodes = [{**shared, "LAUNCH_NODE_RANK": node, "LAUNCH_SECRET_FILE": f"key{node}"} for node in "01"]
+    return run_together(entrypoint, nodes, "run", "x.py")
 
 
 def test_nodes_with_one_key_train_together(entrypoint: Entrypoint) -> None:
-    nodes = start(entrypoint, ("one key of a job",) * 2, 300, MASTER_PORT=str(free_port()))
-    assert [code for code, *_ in nodes] == [0, 0], nodes
-    lines = sorted(json.loads(line) for _, out, _ in nodes for line in out.splitlines())
+    nodes = run_nodes(entrypoint, ("one key of a job",) * 2, 300, MASTER_PORT=str(free_port()))
+    assert [node.code for node in nodes] == [0, 0], nodes
+    lines = sorted(json.loads(line) for node in nodes for line in node.out.splitlines())
     assert lines == [[str(rank), "4", False] for rank in range(4)]
 
 
 def test_nodes_with_two_keys_are_refused(entrypoint: Entrypoint) -> None:
-    first, second = start(entrypoint, ("one key of a job", "another key of a job"), 20)
-    assert (second[0], second[1]) == (ExitCode.RENDEZVOUS, "")
-    assert "What answers there does not take part: it has another key than this job's" in second[2]
-    assert first[0] != 0, "rank 0's program ended, and the other node did not come"
+    first, second = run_nodes(entrypoint, ("one key of a job", "another key of a job"), 20)
+    assert (second.code, second.out) == (ExitCode.RENDEZVOUS, "")
+    assert "What answers there does not take part: it has another key than this job's" in second.err
+    assert first.code != 0, "rank 0's program ended, and the other node did not come"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from tests.conftest import PYTHON, script
+from tests.conftest import Entrypoint, Result, script
+from tests.entrypoint.launch.running_ranks import run_together
 from tests.net import free_port
 
 pytestmark = pytest.mark.launch
@@ -24,66 +20,32 @@ SUM = """
 """
 
 
-def start_pods(folder: Path, *words: str, **more: str) -> list[tuple[int, str, str]]:
-    """Start two processes as Volcano's pytorch plugin does; return exit code, output and errors of each."""
+def run_pods(entrypoint: Entrypoint, *words: str, **more: str) -> list[Result]:
+    """Run two processes as Volcano's pytorch plugin starts them."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **more}
-    pods = [
-        subprocess.Popen(
-            (PYTHON, "-m", "entrypoint", *words),
-            cwd=folder,
-            env={**os.environ, **shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    answers = [pod.communicate(timeout=120) for pod in pods]
-    return [(pod.returncode, *answer) for pod, answer in zip(pods, answers, strict=True)]
+    return run_together(entrypoint, [{**shared, "RANK": rank} for rank in "01"], *words)
 
 
-def test_pods_without_local_rank_train_as_one_job(tmp_path: Path) -> None:
-    script(tmp_path, "sum.py", SUM)
-    results = start_pods(tmp_path, "run", "sum.py")
-    last_lines = [(code, out.splitlines()[-1:]) for code, out, _ in results]  # before them Gloo prints its own
-    assert last_lines == [(0, [f"rank {rank} of 2 sum 2"]) for rank in (0, 1)], results
-
-
-def test_pods_of_the_trainer_write_one_run(tmp_path: Path) -> None:
-    results = start_pods(tmp_path, "train", TRAIN_EPOCHS="1")
-    assert [code for code, _, _ in results] == [0, 0], results
-    (folder,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
-    assert json.loads((folder / "summary.json").read_text())["world_size"] == 2
+def test_pods_without_local_rank_train_as_one_job(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "sum.py", SUM)
+    pods = run_pods(entrypoint, "run", "sum.py")
+    last_lines = [(pod.code, pod.out.splitlines()[-1:]) for pod in pods]  # before them Gloo prints its own
+    assert last_lines == [(0, [f"rank {rank} of 2 sum 2"]) for rank in (0, 1)], pods
 
 
 @pytest.mark.slow
-def test_pod_whose_peer_never_comes_ends_in_its_time_limit(tmp_path: Path) -> None:
+def test_pod_whose_peer_never_comes_ends_in_its_time_limit(entrypoint: Entrypoint) -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": "1"}
-    ended = subprocess.run(
-        (PYTHON, "-m", "entrypoint", "train"),
-        cwd=tmp_path,
-        env={**os.environ, **environ, "LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 4, ended.stderr
-    assert "entrypoint: error: " in ended.stderr
-    assert "timed out after 3000ms" in ended.stderr
+    ended = entrypoint("train", env=environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"})
+    assert ended.code == 4, ended.err
+    assert "entrypoint: error: " in ended.err
+    assert "timed out after 3000ms" in ended.err
 
 
-def test_ranks_without_local_size_on_another_node_end_in_time(tmp_path: Path) -> None:
-    script(tmp_path, "sum.py", SUM)
-    lone = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "192.0.2.1"}
-    ended = subprocess.run(
-        (PYTHON, "-m", "entrypoint", "run", "sum.py"),
-        cwd=tmp_path,
-        env={**os.environ, **lone},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_ranks_without_local_size_on_another_node_end_in_time(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "sum.py", SUM)
+    ended = entrypoint(
+        "run", "sum.py", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "192.0.2.1"}
     )
-    assert ended.returncode == 2
-    assert "Set LOCAL_WORLD_SIZE to that number." in ended.stderr
+    assert ended.code == 2
+    assert "Set LOCAL_WORLD_SIZE to that number." in ended.err

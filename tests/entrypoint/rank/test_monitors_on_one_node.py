@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
-from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
+from tests.conftest import Entrypoint, Result, script
+from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi, run_together
 from tests.net import free_port
 
 pytestmark = pytest.mark.launch
@@ -26,27 +25,11 @@ PROGRAM = """
 ENDS = {"an exit code": ("sys.exit(7)", "exit code 7"), "a signal": ("os.kill(os.getpid(), 9)", "killed by SIGKILL")}
 
 
-def start_by_hand(entrypoint: Entrypoint, *before: str, **more: str) -> list[subprocess.Popen[str]]:
-    """Start two processes with a rank's variables, as a user's own loop does."""
-    env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_OVERSUBSCRIBE": "1", "MASTER_ADDR": "localhost"}
-    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **more}
-    return [
-        subprocess.Popen(
-            [*before, PYTHON, "-m", "entrypoint", "run", "--quiet", "x.py"],
-            env={**env, "RANK": rank, "LOCAL_RANK": rank},
-            cwd=entrypoint.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-
-
-def ends_of(started: list[subprocess.Popen[str]]) -> list[Result]:
-    """Wait until all have ended."""
-    said = [one.communicate(timeout=LAUNCH_LIMIT_S) for one in started]
-    return [Result(one.returncode, *texts) for one, texts in zip(started, said, strict=True)]
+def run_by_hand(entrypoint: Entrypoint, *before: str, **more: str) -> list[Result]:
+    """Run two processes with a rank's variables, as a user's own loop does."""
+    env = {"LAUNCH_OVERSUBSCRIBE": "1", "MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **more}
+    ranks = [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    return run_together(entrypoint, ranks, "run", "--quiet", "x.py", before=before)
 
 
 @pytest.mark.slow_except("HYDRA-an exit code-1")
@@ -63,7 +46,7 @@ def test_failed_rank_ends_the_others_under_mpirun(entrypoint: Entrypoint, mpi: s
 
 def test_failed_rank_ends_the_others_by_hand(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", PROGRAM.replace("{end}", "sys.exit(7)").replace("{rank}", "1"))
-    other, failed = ends_of(start_by_hand(entrypoint, MASTER_PORT=str(free_port())))
+    other, failed = run_by_hand(entrypoint, MASTER_PORT=str(free_port()))
     assert (other.code, failed.code) == (5, 7)
     (line,) = other.error_lines
     assert re.search(r"rank 1 on \S+ failed first: exit code 7", line)
@@ -73,7 +56,7 @@ def test_lost_rank_0_is_named(entrypoint: Entrypoint) -> None:
     """Its monitor is killed, which could have printed it."""
     end = "os.kill(os.getppid(), 9)"
     script(entrypoint.folder, "x.py", PROGRAM.replace("{end}", end).replace("{rank}", "0"))
-    lost, other = ends_of(start_by_hand(entrypoint, MASTER_PORT=str(free_port())))
+    lost, other = run_by_hand(entrypoint, MASTER_PORT=str(free_port()))
     assert (lost.code, other.code) == (-9, 5)
     assert "rank 0 on " in other.error_lines[0]
 
@@ -84,7 +67,7 @@ def test_ranks_by_hand_may_have_words_of_their_own(entrypoint: Entrypoint, port:
     script(entrypoint.folder, "x.py", "import os, sys\nassert sys.argv[1:] == ['--local_rank', os.environ['RANK']]\n")
     more = {"MASTER_PORT": str(free_port())} if port else {}
     wrapper = script(entrypoint.folder, "wrapper", 'exec "$@" --local_rank "$RANK"\n')
-    ends = ends_of(start_by_hand(entrypoint, "sh", str(wrapper), **more))
+    ends = run_by_hand(entrypoint, "sh", str(wrapper), **more)
     assert [end.code for end in ends] == [0, 0], ends
 
 
@@ -105,7 +88,7 @@ def test_other_rank_does_not_wait_for_a_refused_one(entrypoint: Entrypoint) -> N
     script(entrypoint.folder, "x.py", "import time\ntime.sleep(600)\n")
     text = 'if [ "$RANK" = 1 ]; then export LAUNCH_THREADS=x; fi; exec "$@"\n'
     wrapper = script(entrypoint.folder, "wrapper", text)
-    other, refused = ends_of(start_by_hand(entrypoint, "sh", str(wrapper), MASTER_PORT=str(free_port())))
+    other, refused = run_by_hand(entrypoint, "sh", str(wrapper), MASTER_PORT=str(free_port()))
     assert (other.code, refused.code) == (2, 2)
     assert "LAUNCH_THREADS=x" in other.err + other.out
     assert "LAUNCH_THREADS=x" in refused.error_lines[0]
