@@ -46,11 +46,18 @@ def help_text(about: SettingField) -> str:
 
 def overview() -> str:
     """Return the help of the entrypoint itself: its commands."""
-    lines = ["usage: entrypoint COMMAND [flags] [script and its arguments]", "", "commands:"]
-    lines += [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
-    lines += ["", "  entrypoint COMMAND --help   the most used flags of a command"]
-    lines += ["  entrypoint --help-all       all settings, as flags and variables"]
-    lines += ["  entrypoint --version        the version", "", EXIT_CODES]
+    lines = [
+        "usage: entrypoint COMMAND [flags] [script and its arguments]",
+        "",
+        "commands:",
+        *(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()),
+        "",
+        "  entrypoint COMMAND --help   the most used flags of a command",
+        "  entrypoint --help-all       all settings, as flags and variables",
+        "  entrypoint --version        the version",
+        "",
+        EXIT_CODES,
+    ]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.machine.cpu_topology import parse_cpu_list
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, LauncherKind, OutputPlan, Source
 from entrypoint.plan.remote_ranks import world_size_for
@@ -37,21 +38,17 @@ def decide_output(
         raise UserError(
             f"{printable(sources['log_ranks'])}: the output of the other ranks would be lost. Set LAUNCH_LOG_DIR too."
         )
-    ranks = read_ranks(values.log_ranks, sources.get("log_ranks", ""), world_size_for(inputs, nproc))
+    ranks, world_size = parse_cpu_list(values.log_ranks), world_size_for(inputs, nproc)
+    if values.log_ranks and max(ranks, default=world_size) >= world_size:
+        source = printable(sources["log_ranks"])
+        raise UserError(f"{source}: the job has ranks 0 to {world_size - 1}. Name some of these.")
     shown = f"shows rank {values.log_ranks}" if ranks else "shows all ranks"
     kept = f", keeps files in {printable(values.log_dir)}" if values.log_dir else ""
     decision = Decision(
         key="output", value="relayed", reason=f"{shown}{kept}", source=Source.USER, setting=", ".join(given)
     )
-    return OutputPlan(log_dir=values.log_dir, shown_ranks=ranks, prefix=values.log_prefix), (decision,), ()
-
-
-def read_ranks(text: str, source: str, world_size: int) -> tuple[int, ...]:
-    """Return the ranks of `0,8-11`; raises `UserError` for one that the job does not have."""
-    ranks: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if int(last or first) >= world_size or int(last or first) < int(first):
-            raise UserError(f"{printable(source)}: the job has ranks 0 to {world_size - 1}. Name some of these.")
-        ranks.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(ranks))
+    return (
+        OutputPlan(log_dir=values.log_dir, shown_ranks=tuple(sorted(set(ranks))), prefix=values.log_prefix),
+        (decision,),
+        (),
+    )

@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -171,55 +171,54 @@ def wait_or_terminate(
     pidfds = []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
         pidfds.append(os.pidfd_open(child))
-    termination: Termination | None = None
+    termination: Iterator[bool] | None = None
+    forced = False
     while True:
         select.select(pidfds, [], [], POLL_INTERVAL_S)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status), termination is not None and termination.forced
+            return os.waitstatus_to_exitcode(status), forced
         if channel.first_failure and not termination:
-            termination = Termination(child, channel.endpoint, channel.first_failure, grace_s)
-            termination.begin(environment)
+            print_failure_elsewhere(child, channel.endpoint, channel.first_failure, environment)
+            termination = terminate(child, channel.endpoint, channel.first_failure, grace_s)
         if termination:
-            termination.go_on(time.monotonic())
+            forced = next(termination)
 
 
-class Termination:
-    """Ends this rank's program after another rank's failure: it may exit, then gets SIGTERM, then SIGKILL.
+def print_failure_elsewhere(
+    child: int, endpoint: RankEndpoint, failure: FirstFailure, environment: Mapping[str, str]
+) -> None:
+    """Print another rank's failure, and whether the others may have waited for this rank."""
+    if state_of(child) == "T" and not failure.lost_collective:
+        stopped = f"process {child} is {state_text(child)}"
+        log(f"rank {endpoint.rank}: {stopped}. The others may have waited for it.")
+    print_failure(failure, endpoint.rank, environment)
 
-    If the other rank was preempted and saved, this one has `grace_s` seconds to save too.
+
+def terminate(child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s: float) -> Iterator[bool]:
+    """End this rank's program after another rank's failure: it may exit, then gets SIGTERM, then SIGKILL.
+
+    If the other rank was preempted and saved, this one has `grace_s` seconds to save too. Yields whether the program
+    was asked to end, as often as the caller looks.
     """
-
-    def __init__(self, child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s: float) -> None:
-        self.child, self.endpoint, self.failure, self.grace_s = child, endpoint, failure, grace_s
-        self.saves = failure.code == ExitCode.PREEMPTED
-        self.forced = self.killed = False
-        began = time.monotonic()
-        self.explain_at = began + HANG_SETTLE_S if failure.lost_collective else 0.0
-        # Before the start no rank has trained, and nothing is to be saved.
-        exit_wait_s = 0 if failure.before_start else grace_s if self.saves else EXIT_WAIT_S
-        self.terminate_at = began + exit_wait_s
-
-    def begin(self, environment: Mapping[str, str]) -> None:
-        """Print the failure, and whether the others may have waited for this rank."""
-        if state_of(self.child) == "T" and not self.explain_at:
-            stopped = f"process {self.child} is {state_text(self.child)}"
-            log(f"rank {self.endpoint.rank}: {stopped}. The others may have waited for it.")
-        print_failure(self.failure, self.endpoint.rank, environment)
-
-    def go_on(self, now: float) -> None:
-        """Do what is due."""
-        if self.explain_at and now >= self.explain_at:
-            self.explain_at = 0.0
-            report_missing(self.child, self.endpoint, self.failure)
-        if now > self.terminate_at + SIGTERM_WAIT_S and not self.killed:
-            if self.saves:
-                log_late(f"rank {self.endpoint.rank} (process {self.child})", self.grace_s)
-            self.killed = True
-            os.kill(self.child, signal.SIGKILL)
-        elif now > self.terminate_at and not self.forced:
-            self.forced = True
-            os.kill(self.child, signal.SIGTERM)
+    began = time.monotonic()
+    saves = failure.code == ExitCode.PREEMPTED
+    if failure.lost_collective:
+        while time.monotonic() < began + HANG_SETTLE_S:
+            yield False
+        report_missing(child, endpoint, failure)
+    # Before the start no rank has trained, and nothing is to be saved.
+    terminate_at = began + (0 if failure.before_start else grace_s if saves else EXIT_WAIT_S)
+    while time.monotonic() <= terminate_at:
+        yield False
+    os.kill(child, signal.SIGTERM)
+    while time.monotonic() <= terminate_at + SIGTERM_WAIT_S:
+        yield True
+    if saves:
+        log_late(f"rank {endpoint.rank} (process {child})", grace_s)
+    os.kill(child, signal.SIGKILL)
+    while True:
+        yield True
 
 
 def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
