@@ -125,28 +125,24 @@ def decide_threads(
 
     `max_threads` is what fits without other processes. If the user sets nothing, it is less the `reserved` CPUs.
     """
-    own = user_thread_counts(inputs, THREAD_VARIABLES)
-    limit = user_thread_counts(inputs, (THREAD_LIMIT,)).get(THREAD_LIMIT)
     requested = inputs.settings.values.threads
-    written = inputs.settings.sources.get("threads", "")
-    contradicting = [name for name, count in own.items() if requested not in ("auto", count)]
-    if contradicting:
-        name = contradicting[0]
-        raise UserError(f"{written} and {name}={own[name]} contradict. Unset one of them.")
-    if len(set(own.values())) > 1:
-        both = " and ".join(f"{name}={count}" for name, count in own.items())
-        raise UserError(f"{both} contradict, and torch uses MKL's. Unset one of them.")
-    chosen = next(iter(own.values()), None) if requested == "auto" else requested
+    choices = {f"{name}={count}": count for name, count in user_thread_counts(inputs, THREAD_VARIABLES).items()}
+    if requested != "auto":
+        choices = {inputs.settings.sources["threads"]: requested, **choices}
+    setting, chosen = next(iter(choices.items()), ("", None))
+    limit = user_thread_counts(inputs, (THREAD_LIMIT,)).get(THREAD_LIMIT)
+    other = next((text for text, count in choices.items() if count != chosen), "")
+    if chosen and limit and limit < chosen:
+        other = f"{THREAD_LIMIT}={limit}"
+    if other:
+        raise UserError(f"{setting} and {other} contradict. Unset one of them.")
     if chosen is None and limit and limit < min(reserved.threads):
-        chosen, own, requested = limit, {THREAD_LIMIT: limit}, "auto"
+        setting, chosen = f"{THREAD_LIMIT}={limit}", limit
     if chosen is None:
         threads = reserved.threads
         text = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
         reason = reserved.reason or "the rank's share of the physical cores"
         return threads, Decision("threads", text, reason), reserved.warnings
-    setting = f"{next(iter(own))}={chosen}" if requested == "auto" else written
-    if limit and limit < chosen:
-        raise UserError(f"{setting} and {THREAD_LIMIT}={limit} contradict. Unset one of them.")
     decision = Decision(key="threads", value=str(chosen), reason="", source=Source.USER, setting=setting)
     if chosen <= min(max_threads):
         return (chosen,) * len(max_threads), decision, ()
