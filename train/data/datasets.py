@@ -47,7 +47,7 @@ class ImageTensors:
 class DataSet:
     """Both splits, either in memory or as file lists; `shape` is (channels, height, width).
 
-    `listings` are the files of an image folder, and `content_key` is a digest of all their content, if that is known.
+    `listings` are the files of an image folder.
     """
 
     train: ImageTensors | ImageList
@@ -56,7 +56,6 @@ class DataSet:
     shape: ImageShape
     skipped: tuple[str, ...] = ()
     listings: tuple[ImageList, ImageList] | None = None
-    content_key: str = ""
     rows: SplitRows = ALL_ROWS
 
     def with_choice(self, settings: TrainSettings, left_out: Sequence[int] = ()) -> DataSet:
@@ -107,9 +106,7 @@ class DataSet:
         """Return the fingerprint of all images, also of those that choose the best checkpoint."""
         if self.listings:
             files = fingerprint_of_files(self.listings, settings.seed)
-            return replace(
-                files, content=self.content_key, train_examples=len(self.train), test_examples=len(self.test)
-            )
+            return replace(files, train_examples=len(self.train), test_examples=len(self.test))
         assert isinstance(self.train, ImageTensors)
         assert isinstance(self.test, ImageTensors)
         if settings.dataset == "synthetic":  # a function of the settings
@@ -161,7 +158,6 @@ def load_image_folder(
         shape,
         (*unreadable_entries(listings), *(str(one) for found in bad.values() for one in found.values())),
         listings,
-        entry.key,
     )
     return found.with_choice(settings, list(bad["test"]))
 

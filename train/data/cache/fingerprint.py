@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.image_file import FileList, ImageFile, OwnSplit, file_size, open_image
+from train.data.sources.image_file import FileList, ImageFile, file_size, open_image
 from train.data.sources.image_folder import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
@@ -62,7 +62,7 @@ def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> Da
         sizes = chain.from_iterable(pool.map(sizes_of_files, *zip(*chunks, strict=True)))
         digest = hashlib.blake2b(targets.values.tobytes() if targets else b"", digest_size=16)
         splits = (shard for listing in listings for shard in listing.files.shards)
-        digest.update("".join(split.state for split in splits if isinstance(split, OwnSplit)).encode())
+        digest.update("".join(split.state for split in splits).encode())
         for (_, relative, label), size in zip(iter_files(listings), sizes, strict=True):
             digest.update(f"{relative}\0{label}\0{size}\0".encode(errors="surrogateescape"))
         some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))

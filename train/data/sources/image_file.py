@@ -23,12 +23,16 @@ FILE_PROBLEMS = frozenset({NOT_A_FILE, EMPTY_FILE, TOO_LARGE, CHANGED_SHARD})
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A tar file, with the size in bytes and the times (ns) that it had when its headers were read."""
+    """A tar file, with the size in bytes and the times (ns) that it had when its headers were read.
+
+    `state` is empty for a tar file.
+    """
 
     path: Path
     size: int
     mtime_ns: int
     ctime_ns: int
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,6 @@ class OwnSplit(Shard):
     """
 
     get: Callable[[int], bytes]
-    state: str
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
