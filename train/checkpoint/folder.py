@@ -8,12 +8,10 @@ import re
 import shutil
 from pathlib import Path
 
-import msgspec
-
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once
 from entrypoint.core.paths import exists, is_file, is_folder, read_regular
-from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_bytes
+from train.checkpoint.metadata import CHECKSUM_FILE, STEP_NAME
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
 # In the folder of a run.
@@ -37,20 +35,6 @@ def temporary_path(path: Path) -> Path:
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path leads to a folder that looks like a complete checkpoint."""
     return is_folder(path) and exists(path / CHECKSUM_FILE)
-
-
-def is_own(path: Path) -> bool:
-    """Return whether a folder with a checkpoint's name is one that a run wrote, damaged or not.
-
-    A copy under another step's name is the user's, and so is a folder without checksums.
-    """
-    found = STEP_NAME.fullmatch(path.name)
-    if not found or not (path / CHECKSUM_FILE).is_file():
-        return False
-    try:
-        return msgspec.json.decode(read_bytes(path / METADATA_FILE), type=dict[str, object])["step"] == int(found[1])
-    except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError):
-        return True
 
 
 def list_newest_first(folder: Path) -> list[Path]:
@@ -107,8 +91,8 @@ def prune_old(path: Path, keep: int, *, best: bool) -> None:
     """Link a new checkpoint if it is the best, then remove all but the newest `keep`, the best one and the new one."""
     if best:
         point_to_best(path)
-    own = [one for one in list_newest_first(path.parent) if is_own(one)]
-    for old in own[keep:]:
+    complete = [checkpoint for checkpoint in list_newest_first(path.parent) if is_checkpoint(checkpoint)]
+    for old in complete[keep:]:
         if old != path and old.resolve() != best_checkpoint(path.parent):
             remove_tree(old)
 

@@ -47,7 +47,7 @@ class ImageTensors:
 class DataSet:
     """Both splits, either in memory or as file lists; `shape` is (channels, height, width).
 
-    `listings` are the files of an image folder.
+    `listings` are the files of an image folder, and `content` is a digest of all decoded images, if that is known.
     """
 
     train: ImageTensors | ImageList
@@ -56,6 +56,7 @@ class DataSet:
     shape: ImageShape
     skipped: tuple[str, ...] = ()
     listings: tuple[ImageList, ImageList] | None = None
+    content: str = ""
     rows: SplitRows = ALL_ROWS
 
     def with_choice(self, settings: TrainSettings, left_out: Sequence[int] = ()) -> DataSet:
@@ -106,7 +107,7 @@ class DataSet:
         """Return the fingerprint of all images, also of those that choose the best checkpoint."""
         if self.listings:
             files = fingerprint_of_files(self.listings, settings.seed)
-            return replace(files, train_examples=len(self.train), test_examples=len(self.test))
+            return replace(files, content=self.content, train_examples=len(self.train), test_examples=len(self.test))
         assert isinstance(self.train, ImageTensors)
         assert isinstance(self.test, ImageTensors)
         if settings.dataset == "synthetic":  # a function of the settings
@@ -158,6 +159,7 @@ def load_image_folder(
         shape,
         (*unreadable_entries(listings), *(str(one) for found in bad.values() for one in found.values())),
         listings,
+        entry.content,
     )
     return found.with_choice(settings, list(bad["test"]))
 

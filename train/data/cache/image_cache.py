@@ -51,7 +51,7 @@ class Notes(msgspec.Struct, frozen=True, kw_only=True):
 class CacheEntry:
     """A complete entry: memory-mapped bytes (N, H, W, C) and labels (N,) of both splits.
 
-    `skipped` has the files that were left out as (split, row, reason).
+    `skipped` has the files that were left out as (split, row, reason). `content` is a digest of all that is decoded.
     """
 
     train_images: NDArray[np.uint8]
@@ -59,6 +59,7 @@ class CacheEntry:
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int64]
     skipped: Skipped
+    content: str
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def open_entry(path: Path) -> CacheEntry:
             raise ValueError(f"the checksum of {name}.npy does not match")
     # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
     arrays = {name: np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
-    return CacheEntry(**arrays, skipped=notes.skipped)
+    content = hashlib.blake2b(msgspec.json.encode(notes.checksums), digest_size=16).hexdigest()
+    return CacheEntry(**arrays, skipped=notes.skipped, content=content)
 
 
 def block_checksums(path: Path) -> tuple[int, ...]:

@@ -168,6 +168,7 @@ def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:
     path.write_bytes(data)
     after = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
     assert all(old.files == new.files and old.sample != new.sample for old, new in zip(before, after, strict=True))
+    assert before[1].content != after[1].content
 
 
 def test_decoded_shards_are_found_again(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
