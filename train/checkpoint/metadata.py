@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -30,8 +29,6 @@ SECTIONS = (MODEL, OPTIMIZER, EMA)
 CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]{0,200})\n", re.ASCII)
 # Every other name in the folder of checkpoints is the user's: it is neither resumed from nor removed.
 STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
-# Larger files are no metadata of ours.
-MAX_METADATA_BYTES = 256 << 20
 
 Count = Annotated[int, Meta(ge=0)]
 # Below every score; JSON has no infinity.
@@ -167,19 +164,16 @@ def write_metadata(folder: Path, metadata: Metadata, digests: Mapping[str, str])
     write_synced(folder / CHECKSUM_FILE, lines.encode())
 
 
-def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a regular file; raises OSError, and ValueError for a larger one than the limit."""
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file; raises OSError."""
     with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if limit is not None and size > limit:
-            raise ValueError(f"{path.name} has {size:,} bytes")
         return file.read()
 
 
 def read_checksums(path: Path) -> dict[str, str]:
     """Return the SHA-256 of each file by name; raises OSError or ValueError."""
     digests: dict[str, str] = {}
-    for line in read_bytes(path / CHECKSUM_FILE, MAX_METADATA_BYTES).decode("ascii").splitlines(keepends=True):
+    for line in read_bytes(path / CHECKSUM_FILE).decode("ascii").splitlines(keepends=True):
         found = CHECKSUM_LINE.fullmatch(line)
         if not found or found[2] in digests:
             raise ValueError(f"{CHECKSUM_FILE} has a line that is no checksum")
@@ -198,28 +192,15 @@ def check_index(metadata: Metadata, digests: Mapping[str, str]) -> None:
         raise ValueError(f"{CHECKSUM_FILE} and {METADATA_FILE} name different files")
 
 
-def check_place(name: str, metadata: Metadata) -> None:
-    """Raise ValueError if a checkpoint's step is not that of its name, or not where its epochs and examples say."""
+def check_name(name: str, metadata: Metadata) -> None:
+    """Raise ValueError if a checkpoint's step is not that of its name."""
     if (found := STEP_NAME.fullmatch(name)) and int(found[1]) != metadata.step:
         raise ValueError(f"its name says step {int(found[1])} and {METADATA_FILE} says step {metadata.step}")
-    if not math.isfinite(sum(metadata.losses)):
-        raise ValueError("its losses are not finite")
-    batch, count = metadata.settings.get("batch_size"), metadata.data.train_examples
-    if not isinstance(batch, int) or not 0 < batch <= count:
-        return
-    inside, rest = divmod(metadata.examples, batch)
-    epoch = count // batch
-    if rest or inside > epoch or metadata.step != metadata.epoch * epoch + inside:
-        raise ValueError(
-            f"its step {metadata.step} is not the one after {metadata.epoch} epochs and {metadata.examples} examples"
-        )
-    if len(metadata.losses) != inside:
-        raise ValueError(f"it has {len(metadata.losses)} losses for {inside} steps of its epoch")
 
 
-def read_verified(path: Path, digest: str, limit: int | None = None) -> bytes:
+def read_verified(path: Path, digest: str) -> bytes:
     """Return the content of a file that has this SHA-256; raises OSError or ValueError."""
-    content = read_bytes(path, limit)
+    content = read_bytes(path)
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"the checksum of {path.name} does not match: it was changed or damaged")
     return content
@@ -229,10 +210,10 @@ def read_metadata(path: Path) -> tuple[Metadata, dict[str, str]]:
     """Return the metadata of a checkpoint and the SHA-256 of each file; raises `CorruptCheckpoint`."""
     try:
         digests = read_checksums(path)
-        content = read_verified(path / METADATA_FILE, digests[METADATA_FILE], MAX_METADATA_BYTES)
+        content = read_verified(path / METADATA_FILE, digests[METADATA_FILE])
         metadata = msgspec.json.decode(content, type=Metadata)
         check_index(metadata, digests)
-        check_place(path.name, metadata)
+        check_name(path.name, metadata)
     except RecursionError:
         raise corrupt_error(path, ValueError("its JSON is nested too deeply")) from None
     except (OSError, ValueError, msgspec.MsgspecError) as error:

@@ -152,60 +152,51 @@ class CheckpointReader:
     def parts(self, wanted: Mapping[str, range]) -> Iterator[tuple[str, slice, Tensor]]:
         """Yield (name, rows, value) of each stored part of the wanted rows, one file after the other.
 
-        `wanted` has rows of dimension 0 by `section/name`. Rows count from the first wanted one.
+        `wanted` has rows of dimension 0 by `section/name`. Rows count from the first wanted one. The end raises if the
+        files have not all that the index says.
         """
-        by_file: dict[str, list[tuple[str, range, TensorPart]]] = {}
+        by_file: dict[str, list[tuple[str, range, TensorPart, tuple[int, ...]]]] = {}
+        missing: dict[str, int] = {}
         for name, rows in wanted.items():
             section, _, own = name.partition("/")
             entry = self.metadata.tensors.get(section, {}).get(own)
             if entry is None:
                 raise corrupt_error(self.path, ValueError(f"it has no tensor {name}"))
+            missing[name] = len(rows) * math.prod(entry.shape[1:])
             for part in entry.parts:
-                by_file.setdefault(part.file, []).append((name, rows, part))
+                by_file.setdefault(part.file, []).append((name, rows, part, entry.shape))
         for file in sorted(by_file):
-            for name, rows, part in by_file[file]:
+            for name, rows, part, shape in by_file[file]:
                 value = self.tensors_of(file).get(part.key)
-                if value is None:
-                    raise corrupt_error(self.path, ValueError(f"{file} has no tensor {part.key}"))
-                if value.ndim == 0 or not value.numel():
-                    yield name, slice(0, 0) if value.ndim else slice(None), value
-                    continue
-                first, last = max(rows.start, part.start), min(rows.stop, part.start + len(value))
-                if first < last:
-                    at = slice(first - rows.start, last - rows.start)
-                    yield name, at, value[first - part.start : last - part.start]
+                if value is None or value.ndim != len(shape) or value.shape[1:] != shape[1:]:
+                    raise corrupt_error(self.path, ValueError(f"{file} has no tensor {part.key} of the index's shape"))
+                at = slice(None)
+                if value.ndim:
+                    first, last = max(rows.start, part.start), min(rows.stop, part.start + len(value))
+                    value = value[first - part.start : max(first, last) - part.start]
+                    at = slice(first - rows.start, first - rows.start + len(value))
+                missing[name] -= value.numel()
+                yield name, at, value
+        for name, count in missing.items():
+            if count:
+                raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors by section and name, put together from their parts."""
-        shapes = {
-            f"{section}/{name}": entry.shape
+        names = {
+            f"{section}/{name}": range(entry.shape[0] if entry.shape else 1)
             for section, named in self.metadata.tensors.items()
             for name, entry in named.items()
         }
-        targets: dict[str, Tensor] = {}
-        filled = dict.fromkeys(shapes, 0)
-        for name, rows, value in self.parts({name: range(shape[0] if shape else 1) for name, shape in shapes.items()}):
-            if name not in targets and tuple(value.shape) == shapes[name]:
-                targets[name] = value
-            else:
-                if name not in targets:
-                    targets[name] = self.empty(name, shapes[name], value)
-                targets[name][rows] = value
-            filled[name] += value.numel()
+        parts: dict[str, dict[int, Tensor]] = {name: {} for name in names}
+        for name, rows, value in self.parts(names):
+            parts[name][rows.start or 0] = value
         found: dict[str, dict[str, Tensor]] = {section: {} for section in SECTIONS}
-        for name, shape in shapes.items():
-            if name not in targets or filled[name] != math.prod(shape):
-                raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
+        for name, by_row in parts.items():
             section, _, own = name.partition("/")
-            found[section][own] = targets[name]
+            values = [by_row[row] for row in sorted(by_row)]
+            found[section][own] = values[0] if len(values) == 1 else torch.cat(values)
         return found
-
-    def empty(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor:
-        """Return an empty tensor for parts of it; an index that asks for more than the files hold is corrupt."""
-        held = sum((self.path / file).stat().st_size for file in self.digests)
-        if tuple(part.shape[1:]) != shape[1:] or math.prod(shape) * part.element_size() > held:
-            raise corrupt_error(self.path, ValueError(f"{name} has another shape than the index says"))
-        return part.new_empty(shape)
 
 
 class AsyncCheckpointWriter:

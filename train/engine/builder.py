@@ -163,21 +163,10 @@ class ModelBuilder:
         return trainer
 
     def pruned_state(self, start: ResumePoint) -> Tensors | None:
-        """Return the state of a checkpoint's pruned model, None if it is not pruned; raises `UserError` if it is none.
-
-        A pruned model has the layers of the whole one, and smaller shapes that fit each other.
-        """
+        """Return the state of a pruned model in a checkpoint, None if it is whole; raises `UserError`."""
         saved, whole = start.checkpoint.section(MODEL), self.create_model()
         if same_shapes(whole, saved):
             return None
-        here, there = shapes_of(whole.state_dict()), shapes_of(saved)
-        smaller = {
-            name: shape
-            for name, shape in there.items()
-            if len(shape) == len(here.get(name, ()))
-            and all(new <= old for new, old in zip(shape, here[name], strict=True))
-        }
-        check_shapes(start.path, MODEL, there, {**here, **smaller})
         try:
             resize_to_state(whole, saved)
             dry_run(whole, self.shape)

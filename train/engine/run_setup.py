@@ -262,17 +262,10 @@ def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerpri
 
 
 def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
-    """Normalize as the checkpoint's run did, whether its images were in memory or streamed; raises `UserError`."""
+    """Normalize as the checkpoint's run did, whether its images were in memory or streamed."""
     saved, own = start.metadata.normalization, source.normalize
-    if saved is None:
-        return
-    channels = own.mean.numel()
-    if not len(saved.mean) == len(saved.scale) == channels:
-        raise UserError(
-            f"{start.path}: saved with {len(saved.mean)} color channels, and the images have {channels}. Restore the"
-            " data set or start a new run."
-        )
-    source.normalize = Normalize.from_metadata(saved, own.mean.device, own.layout)
+    if saved is not None:
+        source.normalize = Normalize.from_metadata(saved, own.mean.device, own.layout)
 
 
 def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:

@@ -48,7 +48,6 @@ class MetricsWriter:
     ) -> None:
         self.folder, self.warn, self.warned = folder, warn, set[str]()
         self.metrics: int | None = None
-        self.line_is_open = False
         self.events: Any = None
         self.tracker: Tracker | None = None
         with self.without_failing("metrics.jsonl"):
@@ -101,14 +100,8 @@ class MetricsWriter:
                 self.tracker.log(kind, step, values)
 
     def append(self, line: bytes) -> None:
-        """Append a line to metrics.jsonl, after the end of one that a full disk cut; raises OSError."""
-        if self.metrics is None:
-            return
-        if self.line_is_open:
-            line = b"\n" + line
-        written = os.write(self.metrics, line)
-        self.line_is_open = self.line_is_open if not written else written < len(line)
-        if written < len(line):
+        """Append a line to metrics.jsonl; raises OSError, also for a line that a full disk cut."""
+        if self.metrics is not None and os.write(self.metrics, line) < len(line):
             raise OSError(ENOSPC, os.strerror(ENOSPC))
 
     def summary(self, values: dict[str, Any]) -> None:
