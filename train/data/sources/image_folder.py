@@ -145,24 +145,18 @@ def has_classes(folder: Path) -> bool:
         return False
 
 
-def class_folders(folder: Path) -> dict[str, os.DirEntry[str]]:
-    """Return the subfolders that are classes, by name, in its order; raises OSError."""
-    entries = {entry.name: entry for entry in os.scandir(folder) if is_folder(entry)}
-    return {name: entries[name] for name in sorted(entries) if not name.startswith(".") and name not in IGNORED_FOLDERS}
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the names of the subfolders that are classes, in order; raises OSError."""
+    names = sorted(entry.name for entry in os.scandir(folder) if is_folder(entry))
+    return tuple(name for name in names if not name.startswith(".") and name not in IGNORED_FOLDERS)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return a split's classes, its subfolders in order of name.
-
-    Raises `UserError` where there are none, or where one is a link to a folder above it.
-    """
-    entries = class_folders(folder)
-    if not entries:
+    """Return a split's classes, its subfolders in order of name; raises `UserError` where there are none."""
+    names = class_folders(folder)
+    if not names:
         raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
-    for entry in entries.values():
-        if leads_up(entry):
-            raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
-    return tuple(entries)
+    return names
 
 
 LINK_UPWARD = "a link to a folder above it"

@@ -7,7 +7,7 @@ import csv
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TextIO
@@ -113,17 +113,13 @@ def read_table(path: Path, task: str) -> LabelTable:
 
 
 def list_labelled(
-    table: LabelTable,
-    classes: tuple[str, ...],
-    number_of: Callable[[list[str], str], int],
-    targets: Targets | None,
+    settings: DataSettings, table: LabelTable, classes: tuple[str, ...], targets: Targets | None
 ) -> ImageList:
     """Return the images of a CSV file; paths are relative to its folder.
 
-    `number_of` returns the label number of an image's cells, given its line's name. Raises `UserError` for a file that
-    is not there, is named twice, or is outside of the folder.
+    Raises `UserError` for a file that is not there, is named twice, or is outside of the folder.
     """
-    path = table.path
+    path, numbers = table.path, {name: index for index, name in enumerate(classes)}
     files, labels, folders, named = FileList(path.parent), array("q"), dict[Path, frozenset[str]](), set[str]()
     for line, name, cells in table.rows:
         where = f"{one_line(path)}, line {line}"
@@ -144,7 +140,7 @@ def list_labelled(
             alike = find_alike(relative.name, folders[folder])
             raise UserError(f"{where}: {printable(name)} is not there;{alike} correct the path, or remove the line")
         files.append(path.parent / relative)
-        labels.append(number_of(cells, where))
+        labels.append(label_number(settings, numbers, targets, cells, where))
     return ImageList(path.parent, classes, files, labels, targets=targets)
 
 
@@ -173,13 +169,11 @@ def list_label_splits(
     targets: Targets | None = None
     if settings.task == "classify":
         classes = tuple(sorted({label for (label,) in cells}))
-        number_of = class_numbers(classes)
     else:
         classes = names_of_targets(settings, train_table.columns, cells)
         targets = Targets(classes)
-        number_of = target_numbers(settings, targets)
     check_single_labels(classes, one_line(train_file))
-    listings = {path: list_labelled(table, classes, number_of, targets) for path, table in tables.items()}
+    listings = {path: list_labelled(settings, table, classes, targets) for path, table in tables.items()}
     if not targets:
         used = {path.name: sorted(set(listing.labels)) for path, listing in listings.items()}
         check_same_classes(data_dir, {name: tuple(classes[row] for row in rows) for name, rows in used.items()})
@@ -187,18 +181,15 @@ def list_label_splits(
     return train, append_split(test, listings[val_file], test.folder) if val_file else test
 
 
-def class_numbers(classes: tuple[str, ...]) -> Callable[[list[str], str], int]:
-    """Return what numbers the classes of images; it raises `UserError` for one that is not there."""
-    numbers = {name: index for index, name in enumerate(classes)}
+def label_number(
+    settings: DataSettings, numbers: Mapping[str, int], targets: Targets | None, cells: list[str], where: str
+) -> int:
+    """Return the label number of an image's cells; raises `UserError` for those of no class, or that hold no target.
 
-    def number_of(cells: list[str], where: str) -> int:
-        if cells[0] not in numbers:
-            raise UserError(f"{where}: {printable(cells[0])} is no class of train.csv; correct it, or add images there")
-        return numbers[cells[0]]
-
-    return number_of
-
-
-def target_numbers(settings: DataSettings, targets: Targets) -> Callable[[list[str], str], int]:
-    """Return what numbers the targets of images; it raises `UserError` for cells that hold none."""
-    return lambda cells, where: targets.number_of(read_target(settings, targets.names, cells, where))
+    `numbers` are those of the classes.
+    """
+    if targets:
+        return targets.number_of(read_target(settings, targets.names, cells, where))
+    if cells[0] not in numbers:
+        raise UserError(f"{where}: {printable(cells[0])} is no class of train.csv; correct it, or add images there")
+    return numbers[cells[0]]

@@ -23,7 +23,8 @@ from train.data.sources.tar_headers import ShardError
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
 SPLIT_NAME = re.compile(r"(train|test|val)(?![A-Za-z])", re.ASCII)
-COMPRESSED_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4")
+# Compressed ones are found too, to be refused.
+SHARD_NAME = re.compile(r"[^.].*\.(tar|tar\.\w+|tgz|tbz2|txz|tzst)", re.ASCII | re.DOTALL | re.IGNORECASE)
 CLASSES_FILE = "classes.txt"
 NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-*.tar"
 
@@ -133,25 +134,14 @@ def shards_by_split(data_dir: Path) -> dict[str, list[Path]]:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Return the tar files of a folder in order of name, compressed ones too unless they are there decompressed.
-
-    Raises `OSError`, and `UserError` for an entry that is no file.
-    """
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    endings = (".tar", *COMPRESSED_ENDINGS)
-    found = [one for one in entries if one.name.lower().endswith(endings) and not one.name.startswith(".")]
-    names = {entry.name for entry in found}
-    found = [one for one in found if one.name.endswith(".tar") or decompressed_name(one.name) not in names]
-    for entry in found:
+    """Return the tar files of a folder in order of name; raises `OSError`, and `UserError` for what is no file."""
+    shards = sorted(
+        (entry for entry in os.scandir(folder) if SHARD_NAME.fullmatch(entry.name)), key=lambda entry: entry.name
+    )
+    for entry in shards:
         if reason := why_no_file(entry):
             raise UserError(f"TRAIN_DATA_DIR: {one_line(entry.path)} is no shard, but {reason}. Remove it.")
-    return [Path(entry.path) for entry in found]
-
-
-def decompressed_name(name: str) -> str:
-    """Return the name that a compressed shard has once it is decompressed."""
-    ending = next((one for one in COMPRESSED_ENDINGS if name.lower().endswith(one)), "")
-    return f"{name[: len(name) - len(ending)]}.tar"
+    return [Path(entry.path) for entry in shards]
 
 
 def shard_error(data_dir: Path, error: ShardError) -> UserError:

@@ -6,7 +6,6 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -59,8 +58,7 @@ class Sample:
 
     images: dict[str, ImageRange] = field(default_factory=dict)
     label: int | None = None
-    json_label: int | None = None
-    json_problem: str = ""
+    json: tarfile.TarInfo | None = None
     endings: list[str] = field(default_factory=list)
 
 
@@ -94,7 +92,7 @@ def read_images(file: BinaryIO, size: int) -> list[tuple[ImageRange, int]]:
         add_member(samples.setdefault(key, Sample()), ending, member, file)
     if not samples:
         raise ShardError("holds no images. Remove it, or pack some as KEY.jpg with KEY.cls")
-    return [image_of(key, sample) for key, sample in samples.items()]
+    return [image_of(key, sample, file) for key, sample in samples.items()]
 
 
 COPY_AGAIN = "Copy or pack it again"
@@ -139,17 +137,9 @@ def check_end(file: BinaryIO, offset: int) -> None:
         raise ShardError(f"is cut short: it has no end mark. {COPY_AGAIN}")
     if any(block):
         raise ShardError(f"has a damaged header at byte {offset:,}. {COPY_AGAIN}")
-    while block := next_block(file):
+    while block := file.read(READ_BYTES):
         if block.strip(b"\0"):
             raise ShardError("has files behind its end mark, as tar files joined by cat. Pack them again as one")
-
-
-def next_block(file: BinaryIO) -> bytes:
-    """Return the next bytes of a file, without its holes (lseek(2), SEEK_DATA): they could be of any size."""
-    with suppress(OSError):  # ENXIO: nothing but a hole is left
-        file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
-        return file.read(READ_BYTES)
-    return b""
 
 
 def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: BinaryIO) -> None:
@@ -167,10 +157,7 @@ def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: Binar
             raise ShardError(f"has '{printable(content.decode(errors='replace'))}' in {name}. {WHOLE_NUMBER}")
         sample.label = int(found[1])
     elif ending == "json":
-        try:
-            sample.json_label = label_in_json(name, read_text(file, member, MAX_JSON_BYTES))
-        except ShardError as error:  # of no interest if there is a cls
-            sample.json_problem = str(error)
+        sample.json = member
 
 
 WHOLE_NUMBER = "A label is a whole number from 0 on"
@@ -184,8 +171,9 @@ def read_text(file: BinaryIO, member: tarfile.TarInfo, limit: int) -> bytes:
     return file.read(member.size)
 
 
-def label_in_json(name: str, content: bytes) -> int | None:
+def label_in_json(file: BinaryIO, member: tarfile.TarInfo) -> int | None:
     """Return the label that a JSON member holds, None if it has none; raises `ShardError` for one of another kind."""
+    name, content = printable(member.name), read_text(file, member, MAX_JSON_BYTES)
     try:
         fields = msgspec.json.decode(content, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -199,8 +187,8 @@ def label_in_json(name: str, content: bytes) -> int | None:
     return None
 
 
-def image_of(key: str, sample: Sample) -> tuple[ImageRange, int]:
-    """Return the image of a sample and its label.
+def image_of(key: str, sample: Sample, file: BinaryIO) -> tuple[ImageRange, int]:
+    """Return the image of a sample and its label, by its JSON only if it has no cls.
 
     Raises `ShardError` for a sample without an image or with several, and for one without a label.
     """
@@ -211,7 +199,9 @@ def image_of(key: str, sample: Sample) -> tuple[ImageRange, int]:
         raise ShardError(f"has no image for {name}, only {', '.join(map(printable, sample.endings))}. Add or remove it")
     if len(images) > 1:
         raise ShardError(f"has {len(images)} images for {name}. Give each image a key of its own")
-    label = sample.json_label if sample.label is None else sample.label
+    label = sample.label
+    if label is None and sample.json:
+        label = label_in_json(file, sample.json)
     if label is None:
-        raise ShardError(sample.json_problem or f"has no label for {name}. Add {name}.cls, or label in {name}.json")
+        raise ShardError(f"has no label for {name}. Add {name}.cls, or label in {name}.json")
     return images[0], label

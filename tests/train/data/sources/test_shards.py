@@ -103,13 +103,6 @@ def test_shards_may_be_at_the_top(packed: Path) -> None:
         list_both(packed)
 
 
-def test_compressed_copy_next_to_a_shard_is_no_matter(packed: Path) -> None:
-    before = [listing.labels for listing in list_both(packed)]
-    for name in ("train-000000.tar.gz", "train-000001.tgz"):
-        (packed / "train" / name).write_bytes(b"x")
-    assert [listing.labels for listing in list_both(packed)] == before
-
-
 @pytest.mark.parametrize(
     ("names", "images"),
     [
