@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Names of further scores: of several labels in percent, of numbers in the targets' own unit.
-OTHER_SCORES = ("f1_micro", "f1_macro", "threshold", "rmse", "mae")
-
 
 @dataclass(frozen=True)
 class EvalResult:

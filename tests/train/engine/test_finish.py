@@ -12,7 +12,7 @@ from torch import nn
 from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import TWO_RANKS, imagefolder
-from train.engine.finish import interval_text, weights_sha256
+from train.engine.finish import weights_sha256
 
 
 def model() -> nn.Module:
@@ -29,18 +29,6 @@ def test_digest_depends_on_values_and_names_only() -> None:
         one[0].weight[0, 0, 0, 0] += 1e-7  # type: ignore[index]
     assert weights_sha256(one.state_dict()) != weights_sha256(model().state_dict())
     assert weights_sha256(nn.Sequential(model()[0]).state_dict()) != weights_sha256(model().state_dict())  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "images", "text"),
-    [
-        (68.75, 80, "58 to 78 % with 95 % confidence, by 80 test images"),
-        (100, 8, "68 to 100 % with 95 % confidence, by 8 test images"),  # scipy.stats.binomtest(8, 8), "wilson": 0.676
-        (90, 500, ""),
-    ],
-)
-def test_few_images_say_between_what_the_accuracy_lies(accuracy: float, images: int, text: str) -> None:
-    assert interval_text(accuracy, images) == text
 
 
 @pytest.mark.launch
