@@ -107,7 +107,7 @@ def decoded(number: int, image: ImageSource, shape: tuple[int, int, int], view: 
             image = image_of(image)
         if isinstance(image, Image.Image):
             image = content_of(image, channels)
-        decode_image(path, image if isinstance(image, bytes) else read_file(path), target, view)
+        decode_image(image if isinstance(image, bytes) else read_file(path), target, view)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet

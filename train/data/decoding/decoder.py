@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from entrypoint.core.errors import UserError, first_line
-from train.data.decoding.formats import OtherFormatError, open_with_pillow
+from train.data.decoding.formats import open_with_pillow
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.decoding.pixel_values import convert_to_visible, orientation_of
-from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, TarMember, read_file
+from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, read_file
 from train.data.sources.image_folder import UnreadableImage
 from train.settings import ImageShape
 from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
@@ -40,7 +39,7 @@ def read_into(path: ImageFile, target: Pixels, view: View = PLAIN_VIEW) -> Unrea
     An unreadable image is returned; raises `MemoryError` if memory is short.
     """
     try:
-        decode_image(path, read_file(path), target, view)
+        decode_image(read_file(path), target, view)
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
         return unreadable_image(path, error)
     return None
@@ -53,19 +52,17 @@ def unreadable_image(path: ImageFile, error: Exception) -> UnreadableImage:
     return UnreadableImage(path, failure_reason(error))
 
 
-def decode_image(path: ImageFile, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:
-    """Decode a file's content (None: the file itself) into the target, (height, width, channels) bytes.
+def decode_image(data: bytes, target: Pixels, view: View = PLAIN_VIEW) -> None:
+    """Decode a file's content into the target, (height, width, channels) bytes.
 
     Raises whatever Pillow raises for a file that it cannot read.
     """
     kernel = jpeg_kernel()
-    if not (kernel and data and data.startswith(JPEG_START) and kernel.decode(data, target, view)):
-        source = BytesIO(data) if data is not None else path
-        assert not isinstance(source, TarMember)  # the content of these is always read
-        target[:] = decode_with_pillow(source, target.shape, view)
+    if not (kernel and data.startswith(JPEG_START) and kernel.decode(data, target, view)):
+        target[:] = decode_with_pillow(BytesIO(data), target.shape, view)
 
 
-def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], view: View = PLAIN_VIEW) -> Pixels:
+def decode_with_pillow(file: BytesIO, size: tuple[int, ...], view: View = PLAIN_VIEW) -> Pixels:
     """Return the (height, width, channels) bytes of an image."""
     height, width, channels = size
     output, orientation = (width, height), UPRIGHT
@@ -104,7 +101,7 @@ def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
 
 def failure_reason(error: Exception) -> str:
     """Return in a few words why a file could not be read as an image."""
-    if isinstance(error, OtherFormatError | UserError):
+    if isinstance(error, UserError):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "not an image"

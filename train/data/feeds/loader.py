@@ -105,7 +105,7 @@ class PendingBatch:
         try:
             data = read_file(path)
             read = time.monotonic()
-            decode_image(path, data, self.pixels[index], view)
+            decode_image(data, self.pixels[index], view)
             if self.request.draws:
                 augment_pixels(self.request.augment, self.pixels[index], self.request.draws[index])
         except Exception as error:  # Pillow's plug-ins raise what their parsers meet

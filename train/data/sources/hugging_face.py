@@ -43,7 +43,7 @@ class HuggingFaceSplit:
         if not image:
             raise OSError("its row has no image")
         content = image["bytes"] or read_file(Path(image["path"]))  # a row may name any file, and a pipe would hang
-        return content or b"", self.targets[row]
+        return content, self.targets[row]
 
     @property
     def fingerprint(self) -> str:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 # Much larger than any photo, and small enough to be read whole.
 MAX_FILE_BYTES = 2 << 30
-# A larger file is not read as a whole: Pillow reads what it needs of it.
-MAX_READ_BYTES = 256 << 20
 NOT_A_FILE, EMPTY_FILE, TOO_LARGE = "not a regular file", "empty file", "larger than 2 GiB"
 CHANGED_SHARD = "the shard was changed since the run began"
 # What can be wrong with a file that no decoder has seen yet.
@@ -98,13 +96,11 @@ def open_image(file: ImageFile) -> BytesIO | FileIO:
     return BytesIO(read_member(file)) if isinstance(file, TarMember) else file.open("rb", buffering=0)
 
 
-def read_file(file: ImageFile) -> bytes | None:
-    """Return an image's content, None for a very large file; raises `OSError` for what `check_image_file` refuses."""
+def read_file(file: ImageFile) -> bytes:
+    """Return an image's content; raises `OSError` for what `check_image_file` refuses."""
     size = check_image_file(file)  # a pipe would wait for ever when opened
     if isinstance(file, TarMember):
         return read_member(file)
-    if size > MAX_READ_BYTES:
-        return None
     with file.open("rb") as opened:
         return opened.read(size + 1)
 

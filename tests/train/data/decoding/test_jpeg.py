@@ -150,11 +150,11 @@ from PIL import Image
 from train.data.decoding.decoder import decode_image
 Image.new("RGB", (13000, 13000)).save(file := BytesIO(), "JPEG")
 target = np.zeros((9, 9, 3), np.uint8)
-decode_image(None, file.getvalue()[:2] + file.getvalue()[2:], np.zeros((1, 1, 3), np.uint8))
+decode_image(file.getvalue()[:2] + file.getvalue()[2:], np.zeros((1, 1, 3), np.uint8))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), -1))
 try:
-    decode_image(None, file.getvalue(), np.zeros((12000, 300, 3), np.uint8))
+    decode_image(file.getvalue(), np.zeros((12000, 300, 3), np.uint8))
 except MemoryError:
     print("MemoryError")
 else:
