@@ -6,19 +6,14 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint
-from tests.processes import children, killed_at_end
-from tests.train.given import SMALL
-from tests.train.started import Started
+from tests.processes import killed_at_end
 from train.lock_file import LOCK_NAME, RunLock, boot_id
 
 
@@ -108,28 +103,6 @@ def test_lock_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "rename", refuse)
     with RunLock(stale_s=0.3) as lock, pytest.raises(PermissionError):
         lock.acquire(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) -> None:
-    env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}
-    first = Started(entrypoint, env | {"TRAIN_EPOCHS": "100000"})
-    first.wait_for("epoch 2/")
-    second = entrypoint("train", env=env | {"TRAIN_EPOCHS": "100000"})
-    assert second.code == 2
-    (line,) = second.error_lines
-    (rank,) = children(first.process.pid)
-    assert f"runs/run: process {rank} on " in line
-    os.kill(rank, signal.SIGKILL)
-    first.ended()
-    began = time.monotonic()
-    saved = max(path.name for path in (entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
-    epochs = int(saved.removeprefix("step-")) // 10 + 2
-    third = entrypoint("train", env=env | {"TRAIN_EPOCHS": str(epochs), "TRAIN_RESUME_ALLOW_CHANGED": "1"})
-    assert third.code == 0, third.err
-    assert "locked" not in third.err
-    assert time.monotonic() - began < 60
 
 
 NO_FLOCK = """

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import CORES, Entrypoint, needs_two_cores
-from tests.train.given import SMALL, TWO_RANKS, losses
+from tests.conftest import CORES, Entrypoint
+from tests.train.given import SMALL, losses
 from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.winograd import (
@@ -296,21 +296,3 @@ def test_training_with_winograd_learns_the_same_and_resumes(entrypoint: Entrypoi
     assert again.code == 0, again.err
     assert f"resuming from runs/whole/checkpoint/{first.name}" in again.out
     assert entrypoint.summary("whole")["weights_sha256"] == whole["weights_sha256"]
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-@needs_two_cores
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_EMA_DECAY": "0.9", "TRAIN_ACTIVATION_CHECKPOINTING": "1"},
-        {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "1"},
-    ],
-    ids=["plain", "accumulated", "pruned"],
-)
-def test_two_ranks_with_winograd_equal_one(entrypoint: Entrypoint, more: dict[str, str]) -> None:
-    entrypoint.train(env=TRAINING | more | {"TRAIN_RUN_NAME": "one"})
-    entrypoint.train(env=TRAINING | more | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
-    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=2e-3)

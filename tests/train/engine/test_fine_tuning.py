@@ -194,14 +194,3 @@ def test_weights_of_the_latest_run_are_those_of_the_run_before(entrypoint: Entry
     assert result.code == 0, result.err
     settings = json.loads((entrypoint.folder / "runs/second/settings.json").read_text())
     assert settings["weights"] == str(entrypoint.folder / "runs/first")
-
-
-@pytest.mark.slow
-def test_weights_of_other_classes_are_refused(entrypoint: Entrypoint, own: dict[str, str]) -> None:
-    run = {**own, "TRAIN_WEIGHTS": str(entrypoint.folder / "runs/first"), "TRAIN_SYNTHETIC_CLASSES": "9"}
-    assert "new: head.weight" in entrypoint("plan", env=run).out.replace("\n", " ")
-    digits = {**run, "TRAIN_DATASET": "digits"}
-    digits.pop("TRAIN_SYNTHETIC_CLASSES")
-    result = entrypoint("train", env={**digits, "LAUNCH_QUIET": "1"})
-    assert result.code == 2
-    assert "its classes are class0, class1, class2 and 7 more, and the data set has 0, 1, 2" in result.err

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import Entrypoint, script
-from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, imagefolder
+from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT
 
 pytestmark = pytest.mark.launch
-
-BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip"
-
-
-@pytest.mark.parametrize(("source", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
-def test_unreadable_image_ends_ranks_with_one_line(
-    entrypoint: Entrypoint, image_folder: Path, source: str, ranks: dict[str, str]
-) -> None:
-    (image_folder / "train/class1/000.jpg").write_text("no image")
-    result = entrypoint("train", env=imagefolder(image_folder, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1") | ranks)
-    assert result.code == 2
-    assert len(result.error_lines) == 1
-    assert re.search(BAD_PICTURE, result.error_lines[0])
-    assert "Traceback" not in result.err
 
 
 @pytest.mark.slow_except("ranks0")

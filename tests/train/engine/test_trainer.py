@@ -17,7 +17,7 @@ import torch
 
 from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.train.checkpoint.saved import model_of
-from tests.train.given import SMALL, TWO_RANKS, TWO_RANKS_WHERE_THEY_FIT, imagefolder, losses
+from tests.train.given import SMALL, TWO_RANKS, TWO_RANKS_WHERE_THEY_FIT, losses
 from tests.train.started import Started
 from train.checkpoint.folder import newest
 from train.checkpoint.metadata import EMA, MODEL, read_metadata
@@ -85,14 +85,6 @@ def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     assert (again["seed"], again["threads"]) == (first["seed"], first["threads"]) == (7, 1)
 
 
-@needs_two_cores
-def test_image_folder_trains_from_a_stream(entrypoint: Entrypoint, image_folder: Path) -> None:
-    env = imagefolder(image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_EPOCHS="8") | TWO_RANKS
-    summary = entrypoint.train(env=env)
-    assert (summary["feed"], summary["test_images"]) == ("stream", 12)
-    assert summary["test_accuracy"] == 100
-
-
 @pytest.mark.slow
 def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_STEPS": "25", "TRAIN_DETERMINISTIC": "1"}
@@ -111,20 +103,6 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
     result = entrypoint("train", env=common | {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
     assert result.code == 2
     assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs. Lower it, so" in result.err
-
-
-def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
-    common = SMALL | {"TRAIN_EPOCHS": "4", "TRAIN_DETERMINISTIC": "1"}
-    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
-    checkpoints = sorted((entrypoint.folder / "runs/cut/checkpoint").glob("step-*"))
-    assert [path.name for path in checkpoints] == ["step-000000030", "step-000000040"]
-    shutil.rmtree(checkpoints[-1])
-    result = entrypoint("train", env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
-    assert "epoch 4" in result.out.splitlines()[0]
-    assert "resuming from" in result.out.splitlines()[0]
-    resumed = entrypoint.summary("cut")
-    assert resumed["steps"] == whole["steps"] == 40
-    assert (resumed["test_loss"], resumed["test_accuracy"]) == (whole["test_loss"], whole["test_accuracy"])
 
 
 @pytest.mark.versions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -156,19 +155,6 @@ def test_folder_of_a_run_means_its_weights(tmp_path: Path) -> None:
         find_weights_file(str(tmp_path / "nobody"))
 
 
-@pytest.mark.slow_except("resnet18")
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [
-        ("resnet18", "fc"), ("vgg11", "classifier.6"), ("squeezenet1_1", "classifier.1"), ("swin_t", "head"),
-        ("vit_b_16", "heads.head"), ("densenet121", "classifier"), ("cnn", "fc2"), ("convnext_tiny", "classifier.2"),
-    ],
-)  # fmt: skip
-def test_head_of_each_kind_of_model_is_found(name: str, head: str) -> None:
-    side = 224 if name == "vit_b_16" else 64
-    assert head_names(build_model(train_settings(model=name), (3, side, side), 7), 7) == (head,)
-
-
 def test_frozen_statistics_stay_while_all_weights_learn() -> None:
     model = resnet()
     assert freeze(model, "statistics", ("fc",)) == count_parameters(resnet())
@@ -220,22 +206,3 @@ def test_normalization_of_published_weights() -> None:
 def test_prefix_of_a_trainer_is_left_out(tmp_path: Path, prefix: str) -> None:
     file = written(tmp_path / "a.safetensors", {f"{prefix}{name}": one for name, one in resnet().state_dict().items()})
     assert len(load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE).tensors) == 122
-
-
-@pytest.mark.parametrize(
-    ("name", "pattern", "old"),
-    [
-        ("densenet121", r"(denselayer\d+\.(?:norm|conv))([12]\.)", r"\1.\2"),
-        ("vit_b_32", r"\.mlp\.0\.", ".mlp.linear_1."),
-        ("vit_b_32", r"\.mlp\.3\.", ".mlp.linear_2."),
-    ],
-)
-def test_names_of_older_torchvision_are_known(tmp_path: Path, name: str, pattern: str, old: str) -> None:
-    settings = train_settings(model=name)
-    state = build_model(settings, (3, 64, 64), 5).state_dict()
-    renamed = {re.sub(pattern, old, key): value for key, value in state.items()}
-    assert set(renamed) != set(state)
-    file = written(tmp_path / "a.safetensors", renamed | {"total_ops": torch.zeros(1)})
-    settings = train_settings(model=name, weights=file)
-    fitted = load_weights(settings, build_model(settings, (3, 64, 64), 5), (3, 64, 64), FIVE)
-    assert (set(fitted.tensors), fitted.new, fitted.unused) == (set(state), (), ())

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from PIL import Image
 
 from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.conftest import Entrypoint, paint
 from tests.factories import train_settings
-from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes, parse_schedule, scale_shape
 from train.settings import read_train_settings
@@ -122,18 +121,6 @@ def test_run_with_sizes_resumes_to_the_same_bits(entrypoint: Entrypoint, larger_
 
 @pytest.mark.launch
 @pytest.mark.slow
-@needs_two_cores
-def test_two_ranks_with_sizes_equal_one(entrypoint: Entrypoint, larger_images: Path) -> None:
-    env = sized(larger_images, **SCHEDULE)
-    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "one"})
-    entrypoint.train(env=env | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
-    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=2e-3)
-    tested = [[line["test_loss"] for line in epochs_of(entrypoint, name)] for name in ("one", "two")]
-    assert tested[1] == pytest.approx(tested[0], rel=5e-3)
-
-
-@pytest.mark.launch
-@pytest.mark.slow
 def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger_images: Path) -> None:
     summary = entrypoint.train(env=sized(larger_images, TRAIN_EVAL_SIZE="40", TRAIN_RUN_NAME="a", TRAIN_EXPORT="onnx"))
     found: dict[str, float] = {}
@@ -179,13 +166,6 @@ def test_plan_names_the_sizes(entrypoint: Entrypoint, larger_images: Path) -> No
     assert said in decisions["evaluation size"]["reason"]
     with Image.open(next((larger_images / "test").rglob("*.png"))) as image:
         assert image.size == (40, 40)
-
-
-@pytest.mark.launch
-def test_run_of_its_own_size_is_evaluated_at_another(entrypoint: Entrypoint, image_folder: Path) -> None:
-    entrypoint.train(env=imagefolder(image_folder, TRAIN_MODEL="speednet-half", TRAIN_RUN_NAME="a", TRAIN_EPOCHS="1"))
-    result = entrypoint("evaluate", "runs/a", "--eval-size=24")
-    assert result.code == 0, result.err
 
 
 @pytest.mark.launch

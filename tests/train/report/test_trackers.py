@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Entrypoint
-from tests.factories import train_settings
 from tests.net import free_port
 from tests.train.given import SMALL, epochs_of
 from tests.train.started import Started
 from train.report.metrics import MetricsWriter
-from train.report.trackers import FINISHED, ID_FILE, read_run_id, start_tracker
+from train.report.trackers import FINISHED, ID_FILE, read_run_id
 
 RUN = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
 needs = {
@@ -147,10 +146,6 @@ def test_odd_id_of_a_tracker_is_no_id(tmp_path: Path, content: str) -> None:
     assert read_run_id(tmp_path, "mlflow") == ""
     (tmp_path / ID_FILE).write_text('{"mlflow": "0a-b_"}')
     assert read_run_id(tmp_path, "mlflow") == "0a-b_"
-
-
-def test_without_track_nothing_is_started(tmp_path: Path) -> None:
-    assert start_tracker(train_settings(), tmp_path, resumes=False) is None
 
 
 @pytest.mark.launch

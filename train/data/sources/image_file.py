@@ -123,8 +123,7 @@ def read_member(member: TarMember) -> bytes:
 class FileList:
     """Images below a folder, without a Python object for each: all are files, or all are members of `shards`.
 
-    Why: objects take several times the memory, and a forked process that reads one writes its reference count. The
-    kernel then copies the object's page, so every such process would end up with a copy of all paths.
+    Why: objects take several times the memory, in each rank.
     """
 
     def __init__(self, folder: Path) -> None:

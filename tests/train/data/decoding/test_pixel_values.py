@@ -14,13 +14,10 @@ from PIL import Image
 
 from tests.factories import train_settings
 from train.data.cache.fingerprint import digest_of_file
-from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
-from train.data.cache_folder import cache_folder
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import failure_reason, read_image
-from train.data.feeds.loader import BatchRequest, ImageDataset
 from train.data.sources.image_file import check_image_file
-from train.data.sources.image_folder import UnreadableImage, list_splits
+from train.data.sources.image_folder import UnreadableImage
 from train.data.workers import WorkerSpec
 
 SIDE = 32
@@ -237,25 +234,6 @@ def make_set(folder: Path, write: Callable[[int, Path], None], each: int = 3) ->
             for index in range(each):
                 write(index, folder / split / name / f"{index}.png")
     return folder
-
-
-def test_memory_and_stream_have_the_same_values(tmp_path: Path) -> None:
-    """Both feeds show what `read_image` shows, of a set whose files have every format."""
-    files = list(png_files(tmp_path).values())
-    folder = make_set(tmp_path / "set", lambda index, path: path.write_bytes(files[index].read_bytes()), len(files))
-    shape = inspect_dataset(train_settings(dataset="imagefolder", data_dir=folder)).shape
-    assert shape == (3, SIDE, SIDE)
-    listings = list_splits(folder)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    source = ImageSource(listings, shape, "error")
-    entry = load_or_build(
-        source, cache_folder(cache), lambda target: decode_splits(listings, shape, "error", POOL, target)
-    )
-    streamed, labels, bad = ImageDataset(listings, shape)[BatchRequest(0, range(len(listings[0])))]
-    assert not bad
-    assert np.array_equal(streamed.numpy(), entry.train_images)
-    assert labels.tolist() == entry.train_labels.tolist()
 
 
 RESIZED = "color, cropped to the shape and resized; half of 6 that were looked at are "

@@ -235,14 +235,6 @@ def test_odd_entry_in_a_real_run(
     assert escape(line) in (entrypoint.folder / "runs/latest/report.html").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.launch
-def test_large_image_prints_no_source_code(entrypoint: Entrypoint, image_folder: Path) -> None:
-    Image.new("1", (10_000, 10_000)).save(image_folder / "train/class0/000.jpg", "PNG")
-    result = entrypoint("train", env=imagefolder(image_folder, LAUNCH_QUIET="1", TRAIN_IMAGE_SIZE="16"))
-    assert (result.code, result.err) == (0, "")
-
-
 @pytest.mark.launch
 def test_streamed_summary_says_what_it_counted(entrypoint: Entrypoint, image_folder: Path) -> None:
     """One step of 8 images meets a few of the broken ones; a set in memory counts all of them."""

@@ -6,12 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import train_settings
 from tests.train.data.shard_files import list_both, pack, samples, settings_for, write_tar
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder
@@ -145,12 +144,6 @@ def test_numbers_name_classes_without_a_file(tmp_path: Path) -> None:
     assert list(train.labels) == [1, 0, 2]
 
 
-def test_val_split_is_cut_from_shards(packed: Path) -> None:
-    rows = load(settings_for(packed, val_split=0.25), SHAPE, "stream", POOL).rows
-    assert rows.val is not None
-    assert len(rows.val) == 6
-
-
 def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:
     settings = settings_for(packed)
     before = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
@@ -162,13 +155,6 @@ def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:
     after = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
     assert all(old.files == new.files and old.sample != new.sample for old, new in zip(before, after, strict=True))
     assert before[1].content != after[1].content
-
-
-def test_decoded_shards_are_found_again(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load(settings_for(packed), SHAPE, "memory", POOL)
-    monkeypatch.setattr("train.data.datasets.decode_splits", lambda *_: pytest.fail("decoded again"))
-    again = load(settings_for(packed), SHAPE, "memory", POOL)
-    assert np.array_equal(first.train.images, again.train.images)  # type: ignore[union-attr]
 
 
 @pytest.mark.launch
@@ -186,9 +172,3 @@ def test_shards_train_and_resume_within_an_epoch(entrypoint: Entrypoint, packed:
     result = entrypoint("evaluate", "runs/shards", env={"LAUNCH_QUIET": "1"})
     assert result.code == 0, result.err
     assert f"accuracy  {whole['test_accuracy']:.2f} %" in result.out
-
-
-def test_gray_set_is_gray(tmp_path: Path) -> None:
-    paint(tmp_path / "in/train", mode="L")
-    paint(tmp_path / "in/test", mode="L")
-    assert inspect_dataset(settings_for(pack(tmp_path / "in", tmp_path / "packed"))).shape == (1, 16, 16)
