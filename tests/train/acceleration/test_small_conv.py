@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import Entrypoint, needs_two_cores
-from tests.train.given import SMALL, TWO_RANKS
 from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
@@ -128,13 +126,3 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
         assert theirs.grad is not None
         scale = theirs.grad.abs().max().item()
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9 * scale, msg=name)
-
-
-@pytest.mark.launch
-@needs_two_cores
-def test_small_conv_two_ranks_share_gradients(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("torchvision")
-    more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
-    done = entrypoint("train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1"})
-    assert done.code == 0, done.err
-    assert "stride" not in done.err

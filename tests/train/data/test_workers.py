@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from queue import SimpleQueue
-from threading import Thread, current_thread, get_native_id
+from threading import Thread, get_native_id
 
 from train.data.workers import WorkerThreads, init_worker
 
@@ -44,11 +44,3 @@ def test_worker_threads_grow_and_stop_after_waiting_tasks() -> None:
     assert done.qsize() == 20
     assert not any(thread.is_alive() for thread in own)
     assert len(threads) == 0
-
-
-def test_worker_threads_do_not_keep_a_failed_rank() -> None:
-    threads = WorkerThreads(CPUS)
-    threads.grow(1)
-    assert threads.threads[0].daemon
-    threads.stop()
-    assert not current_thread().daemon

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shlex
 import signal
@@ -124,9 +123,3 @@ def test_fsdp_full_disk_keeps_previous_checkpoint(entrypoint: Entrypoint) -> Non
     assert "checkpoint: cannot be written (File too large). Free disk space" in result.err
     assert "earlier checkpoints are kept" in result.err
     assert not list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
-
-
-def test_plan_of_sharded_run_names_fsdp(entrypoint: Entrypoint) -> None:
-    result = entrypoint("plan", "--json", env=SPREAD)
-    decisions = json.loads(result.out)["decisions"]
-    assert [one["value"] for one in decisions if one["key"] == "parallelism"] == ["fsdp"]

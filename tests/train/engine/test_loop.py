@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -46,18 +45,6 @@ def test_max_grad_norm_clips_gradients() -> None:
     one.train_step(Batch(((X, Y),), 12))
     assert (weights(one) - before).norm() <= 1.01e-4
     assert float(one.grad_norm) > 0.01, "before it is clipped"
-
-
-def test_bf16_computes_in_bf16_and_keeps_fp32_weights() -> None:
-    one = replace(trainer(), precision="bf16")
-    seen = []
-    one.state.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    loss = one.train_step(Batch(((X, Y),), 12))
-    assert seen == [torch.bfloat16]
-    assert loss.dtype == weights(one).dtype == torch.float32
-    exact = trainer()
-    assert exact.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
-    assert torch.allclose(weights(exact), weights(one), atol=0.01)
 
 
 def test_train_epoch_reports_each_interval_and_the_rest() -> None:

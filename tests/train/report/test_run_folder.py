@@ -9,7 +9,6 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.factories import make_machine, make_test_plan, train_settings
-from tests.train.checkpoint.saved import save
 from train.lock_file import RunLock
 from train.report import run_folder
 from train.settings import TrainSettings, read_train_settings
@@ -23,22 +22,6 @@ def test_runs_of_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     folders = [run_folder.open_folder(settings(tmp_path / "runs"), RunLock())[0] for _ in range(5)]
     assert len(set(folders)) == 5
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
-
-
-def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -> None:
-    saved = tmp_path / "mine/checkpoint"
-    saved.mkdir(parents=True)
-    save(saved, 20, best=True)
-    (saved / ".step-000000040").mkdir()
-    (saved / ".best.4711").symlink_to("step-000000020")
-    (saved / ".nfs0001").write_text("")
-    with RunLock() as lock:
-        run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), lock)
-        (saved / ".step-000000050").mkdir()  # a live run's
-        with pytest.raises(UserError, match="is training in this folder"):
-            run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), RunLock())
-    left = {path.name for path in saved.iterdir()}
-    assert left == {"step-000000020", "best", ".nfs0001", ".step-000000050"}
 
 
 @pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])

@@ -6,15 +6,12 @@ So it does where the terminal, or anyone who reads what it prints, goes away.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
-from tests.processes import children
+from tests.conftest import PYTHON, Entrypoint, launcher, needs_two_cores, script
 from tests.terminals import terminal
 from tests.train.given import SMALL
 from tests.train.started import Started
@@ -95,28 +92,3 @@ def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint) -> None:
     assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
     saved = int(err.partition(": step ")[2].split()[0])
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}").exists()
-
-
-def test_full_log_disk_saves_and_ends_run(entrypoint: Entrypoint) -> None:
-    env = {**clean_environment(), **ENDLESS, "LAUNCH_QUIET": "1", "HOME": str(entrypoint.home)}
-    words = f"exec {shlex.quote(PYTHON)} -m entrypoint train > /dev/full"
-    done = subprocess.run(
-        ["sh", "-c", words], cwd=entrypoint.folder, env=env, stderr=subprocess.PIPE, text=True, timeout=LAUNCH_LIMIT_S
-    )
-    assert done.returncode == ExitCode.PREEMPTED, done.stderr
-    assert done.stderr.count("\n") == done.stderr.count("entrypoint: preempted: stopped by ") == 1, done.stderr
-    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
-
-
-@pytest.mark.slow
-@needs_two_cores
-def test_nohup_run_survives_closed_terminal(entrypoint: Entrypoint) -> None:
-    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": "2"}, "nohup")
-    run.wait_for("epoch 1/100000  train loss")
-    for pid in (run.process.pid, *children(run.process.pid)):
-        os.kill(pid, signal.SIGHUP)
-    # What a signal has ended ends within a step; these are some hundred.
-    for epoch in range(3, 40):
-        run.wait_for(f"epoch {epoch}/100000  train loss")
-    run.process.terminate()
-    assert run.ended()[0] == ExitCode.PREEMPTED

@@ -19,16 +19,6 @@ def test_read_image_of_right_size_is_not_resampled(tmp_path: Path) -> None:
     assert np.array_equal(read, pixels)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_read_image_converts_every_mode(tmp_path: Path, mode: str, channels: int) -> None:
-    path = tmp_path / "x.tiff"
-    Image.new(mode, (30, 20)).save(path)
-    read = read_image(path, (channels, 8, 8))
-    assert isinstance(read, np.ndarray)
-    assert (read.shape, read.dtype) == ((8, 8, channels), np.uint8)
-
-
 def test_read_image_wide_image_is_cropped(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 255

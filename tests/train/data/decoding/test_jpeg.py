@@ -16,7 +16,6 @@ from PIL import Image
 import train.kernels
 from tests.conftest import PYTHON
 from tests.train.data.jpeg_files import KINDS, WHOLE, compare, image_of, jpeg, random_files, random_view
-from train.data.decoding.decoder import read_image
 from train.data.decoding.jpeg import JpegKernel, jpeg_kernel
 from train.data.decoding.kernel_check import check_kernel
 from train.kernels.library import find_kernel
@@ -189,16 +188,6 @@ def test_kernel_agrees_with_pillow_on_damaged_files(kernel: JpegKernel) -> None:
     assert set(results) == {"declined", "equal"}
     assert results.count("equal") > 20
     assert results.count("declined") > 100
-
-
-@needs_kernel
-@pytest.mark.parametrize("kind", KINDS)
-def test_image_is_the_same_without_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(jpeg(image_of(random.Random(4), 301, 204), **KINDS[kind]))
-    compiled = read_image(path, (3, 64, 64))
-    monkeypatch.setattr("train.data.decoding.decoder.jpeg_kernel", lambda: None)
-    assert np.array_equal(read_image(path, (3, 64, 64)), compiled)  # type: ignore[arg-type]
 
 
 @needs_kernel

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint
 from tests.factories import train_settings
-from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset, list_files
 from train.data.sources.image_folder import list_splits
 from train.settings import TrainSettings
@@ -135,15 +133,6 @@ def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
         list_files(csv_settings(tmp_path))
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
         list_files(csv_settings(None))
-
-
-@pytest.mark.launch
-def test_csv_trains_and_evaluates(entrypoint: Entrypoint, labelled: Path) -> None:
-    env = imagefolder(labelled, TRAIN_DATA_SOURCE="stream", LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")
-    summary = entrypoint.train("--run-name=csv", "--dataset=csv", env=env)
-    result = entrypoint("evaluate", "runs/csv", env={"LAUNCH_QUIET": "1"})
-    assert result.code == 0, result.err
-    assert f"accuracy  {summary['test_accuracy']:.2f} %" in result.out
 
 
 SEVERAL = ["a|b", "", "b | a", "b"]
