@@ -35,7 +35,8 @@ fuzz: $(VENV)/installed ## 100,000 generated machines a property, and as many en
 	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q -m "not launch" $(FUZZED)
 
 fuzz-commands: $(VENV)/installed ## 10,000 random command lines as processes (an hour; FIRST=0 COUNT=10000)
-	@$(BIN)/python -m tests.entrypoint.cli.command_lines $(or $(FIRST),0) $(or $(COUNT),10000)
+	@COMMAND_LINES_FROM=$(or $(FIRST),0) COMMAND_LINES=$(or $(COUNT),10000) \
+	  $(BIN)/python -m pytest -q -n auto tests/entrypoint/cli/test_random_command_lines.py
 
 check: $(VENV)/installed ## format, lint, types, imports, words, shell scripts, Dockerfiles
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash containers/check.sh

@@ -31,6 +31,12 @@ def killed_at_end(words: Sequence[str], **options: Any) -> Iterator[subprocess.P
             process.kill()
 
 
+def next_line(process: subprocess.Popen[Any]) -> Any:
+    """Return the next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 def state(pid: int) -> str:
     """Return a process's state by the letter that ps(1) shows, nothing when it is gone."""
     try:

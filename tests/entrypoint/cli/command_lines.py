@@ -1,7 +1,4 @@
-"""Random command lines, environments and states of the file system, each from the number of its case.
-
-`python -m tests.entrypoint.cli.command_lines FIRST COUNT` runs cases as processes and prints those that fail.
-"""
+"""Random command lines, environments and states of the file system, each from the number of its case."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +56,7 @@ OF_THE_SHELL = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "
 PATHS = (
     *("ok.py", "exit7.py", "folder", "package", "fifo", "fifo.py", "socket", "loop", "loop.py", "dangling", "binary"),
     *("script.sh", "good.ipynb", "bad.ipynb", "nested.ipynb", "empty", "hosts", "images", "odd-images", "runs"),
-    *("odd-runs", "missing", "missing.py", "ok.py/below", LONG, f"{LONG}.py", f"{LONG}/x", LONGER, "/dev/null"),
+    *("missing", "missing.py", "ok.py/below", LONG, f"{LONG}.py", f"{LONG}/x", LONGER, "/dev/null"),
     *("/dev/zero", "/proc/self/mem", "/", ".", "..", "", "~", "a b.py", "\udcff.py", "new\nline.py", "-", "--", "é"),
 )
 LIKELY = ("", "0", "1", "2", "-1", "auto", "off", "on", "cpu", "cuda", "gnu", "1.5", "nan", "inf", "1e309", "9" * 400)
@@ -257,17 +252,6 @@ def populate(folder: Path) -> None:
     (folder / "odd-images/test/a").mkdir(parents=True)
     os.mkfifo(folder / "odd-images/train/a/x.png")
     (folder / "odd-images/test/a/x.png").write_bytes(b"\x89PNG")
-    for number, run in enumerate(("fifo", "nested", "text", "list")):
-        place = folder / f"odd-runs/{run}"
-        (place / "checkpoint").mkdir(parents=True)
-        (place / "checkpoint" / f"step-00000000{number}").mkdir()
-        (place / ".lock").write_text('{"pid": "text"}')
-        if run == "fifo":
-            os.mkfifo(place / "plan.json")
-        else:
-            (place / "plan.json").write_text({"nested": "[" * 100_000, "text": "x", "list": "[]"}[run])
-        (place / "checkpoint" / f"step-00000000{number}" / "SHA256SUMS").write_text("x")
-    (folder / "odd-runs/latest").symlink_to("fifo")
     (folder / "runs").mkdir()
 
 
@@ -319,23 +303,3 @@ def judge(case: Case, code: int, out: str, err: str) -> list[str]:
     if code not in (0, 130, 143) and not reports and not elsewhere and not has_error:
         found.append(f"exit code {code} and no error")
     return found
-
-
-def main(first: int, count: int) -> int:
-    """Run cases as processes, and print those that fail and how all ended."""
-    failed, commands = 0, Counter[str]()
-    started = time.monotonic()
-    for number in range(first, first + count):
-        case = make_case(number)
-        commands[case.words[0] if case.words[0] in COMMANDS else "other"] += 1
-        found = run_as_process(case)
-        if found:
-            failed += 1
-            print(f"case {number}: {case}"[:600], *found, sep="\n  ", flush=True)
-    took = time.monotonic() - started
-    print(f"cases {first} to {first + count - 1}: {failed} of {count} failed, {took:.0f} s, {dict(commands)}")
-    return min(failed, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))

@@ -72,12 +72,6 @@ def test_tune_takes_flags_before_the_program(script: str) -> None:
     assert command.program_words == ("run", script, "--minutes", "7")
 
 
-def test_plan_of_script_starts_nothing(script: str) -> None:
-    assert not parse("plan", "run", script).launches
-    assert not parse("run", "--dry-run", script).launches
-    assert not parse("train", "--json").launches
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -9,13 +9,6 @@ import pytest
 from entrypoint.core.atomic_files import atomic_open, atomic_write_text
 
 
-def test_atomic_write_text_replaces_content(tmp_path: Path) -> None:
-    for text in ("old", "new"):
-        atomic_write_text(tmp_path / "x", text)
-    assert (tmp_path / "x").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 def test_atomic_open_failure_keeps_old_content(tmp_path: Path) -> None:
     atomic_write_text(tmp_path / "x", "old")
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from tests.processes import killed_at_end, state, wait_until
+from tests.processes import killed_at_end, next_line, state, wait_until
 
 PROGRAM = """
 import signal, sys
@@ -28,8 +28,7 @@ def waiting(*seconds: float) -> list[str]:
 
 def test_signal_is_returned_and_its_timer_ends_with_it() -> None:
     with killed_at_end(waiting(60, 0.01, 0, 0), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "waits\n"
+        assert next_line(process) == "waits\n"
         process.send_signal(signal.SIGUSR1)
         seen = process.communicate(timeout=LAUNCH_LIMIT_S)[0].split()
         assert [word for word in seen if word != "waits"] == ["SIGUSR1", "None", "None", "None"]
@@ -37,12 +36,11 @@ def test_signal_is_returned_and_its_timer_ends_with_it() -> None:
 
 def test_time_that_passes_while_suspended_is_no_signal() -> None:
     with killed_at_end(waiting(0.5, 60), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "waits\n"
+        assert next_line(process) == "waits\n"
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: state(process.pid) == "T")
         time.sleep(1)
         process.send_signal(signal.SIGCONT)
-        assert [process.stdout.readline() for _ in range(2)] == ["None\n", "waits\n"]
+        assert [next_line(process) for _ in range(2)] == ["None\n", "waits\n"]
         process.terminate()
         assert process.communicate(timeout=LAUNCH_LIMIT_S)[0] == "SIGTERM\n"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
+from tests.conftest import PYTHON, Entrypoint, clean_environment
+from tests.entrypoint.doctor.waiting_ranks import RUN, started
 from tests.processes import has_ended, killed_at_end, state, wait_until
 
 pytestmark = pytest.mark.launch
@@ -39,25 +37,6 @@ LEFT_OUT = """
     threading.Timer(0.5, note).start()
     dist.all_reduce(torch.ones(1))
 """
-RUN = ("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py")
-
-
-@contextmanager
-def started(entrypoint: Entrypoint, text: str, *words: str) -> Iterator[tuple[int, int]]:
-    """Start a script as two ranks, and yield their process ids when both have noted them."""
-    script(entrypoint.folder, "x.py", text)
-    env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_QUIET": "1", "LAUNCH_GRACE_PERIOD_S": "1"}
-    command = [PYTHON, "-m", "entrypoint", *words]
-    files = [entrypoint.folder / f"ready{rank}" for rank in range(2)]
-    with subprocess.Popen(command, cwd=entrypoint.folder, env=env, stderr=subprocess.DEVNULL) as job:
-        try:
-            wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None)
-            assert job.poll() is None
-            first, second = (int(file.read_text()) for file in files)
-            yield first, second
-        finally:
-            job.terminate()
-            job.wait(LAUNCH_LIMIT_S)
 
 
 def test_stacks_of_hanging_ranks_name_collective(entrypoint: Entrypoint) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, launcher, script
+from tests.processes import next_line
 
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
 
@@ -50,9 +51,8 @@ def started(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     try:
-        ready = sorted(process.stdout.readline() for _ in range(2))
+        ready = sorted(next_line(process) for _ in range(2))
         assert ready == [f"{rank} ready {process.pid}\n" for rank in range(2)]
         yield process
     finally:
@@ -62,8 +62,7 @@ def started(
 
 def lines(process: subprocess.Popen[str], count: int) -> list[str]:
     """Return the next lines of the two ranks, sorted."""
-    assert process.stdout is not None
-    return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))
+    return sorted(next_line(process).rstrip("\n") for _ in range(count))
 
 
 def run_together(

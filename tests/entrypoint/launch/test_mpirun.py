@@ -11,7 +11,7 @@ import pytest
 
 from entrypoint.launch.mpirun import StderrScanner, StopTranslator, job_exit_code
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
-from tests.processes import wait_until
+from tests.processes import next_line, wait_until
 
 pytestmark = pytest.mark.launch
 
@@ -90,8 +90,7 @@ def test_mpirun_output_is_complete(tmp_path: Path) -> None:
 def test_mpirun_signal_forwarded_orphans_not_awaited(tmp_path: Path) -> None:
     text = "trap 'echo preempted soon >&2; exit 0' TERM; sleep 60 & echo ready; while :; do sleep 0.1; done"
     process = start(tmp_path, text)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert next_line(process) == "ready\n"
     began = time.monotonic()
     process.terminate()
     assert process.wait(LAUNCH_LIMIT_S) == 143
@@ -111,11 +110,10 @@ def test_mpirun_stop_warns_first_then_terminates(
     tmp_path: Path, grace_s: str, sent: list[int], heard: list[str]
 ) -> None:
     process = start(tmp_path, HEARS, grace_s)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert next_line(process) == "ready\n"
     for number, name in zip(sent, heard, strict=False):
         process.send_signal(number)
-        assert process.stdout.readline() == f"{name}\n"
+        assert next_line(process) == f"{name}\n"
         time.sleep(1.2)
     assert process.wait(LAUNCH_LIMIT_S) == 128 + sent[0]
     out, err = process.communicate()
@@ -135,7 +133,6 @@ def test_stop_translator_duplicate_signal_counts_once() -> None:
 def test_mpirun_ends_with_its_parent(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     process = start(tmp_path, f"trap 'touch {ended}; exit' TERM; echo ready; while :; do sleep 0.1; done")
-    assert process.stdout is not None
-    process.stdout.readline()
+    next_line(process)
     process.kill()
     wait_until(ended.exists)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from tests.conftest import Entrypoint, clean_environment, needs_two_cores, script
+from tests.conftest import Entrypoint, clean_environment, needs_two_cores
 from tests.processes import children, wait_until
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -102,21 +102,3 @@ def test_lost_rank_ends_a_job_over_ccl(
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()
-
-
-@pytest.mark.slow
-def test_script_of_the_users_gets_the_variables_of_ccl(entrypoint: Entrypoint, python: str) -> None:
-    script(
-        entrypoint.folder,
-        "x.py",
-        """
-        import oneccl_bindings_for_pytorch, torch, torch.distributed as dist
-        dist.init_process_group("ccl")
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        print("sum", int(total.item()), flush=True)
-        """,
-    )
-    result = entrypoint("run", "x.py", env=CCL, command=(python, "-m", "entrypoint"))
-    assert result.code == 0, result.err
-    assert [line for line in result.out.splitlines() if line.startswith("sum")] == ["sum 2"] * 2

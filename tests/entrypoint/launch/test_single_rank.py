@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
-from tests.processes import children, killed_at_end, state, wait_until
+from tests.processes import children, killed_at_end, next_line, state, wait_until
 from tests.terminals import terminal
 
 HOG = """
@@ -178,8 +178,7 @@ def test_parent_holds_no_torch_and_is_named_for_ps(entrypoint: Entrypoint, tmp_p
     environ = {**clean_environment(), **QUIET}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with killed_at_end([*COMMAND, str(waits)], env=environ, cwd=tmp_path, **pipes) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert next_line(process) == b"ready\n"
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
         assert Path(f"/proc/{process.pid}/comm").read_text() == "ep-agent\n"
         process.communicate(b"\n", timeout=LAUNCH_LIMIT_S)

@@ -31,10 +31,6 @@ def test_resolve_master_unknown_name_raises_after_timeout() -> None:
     assert error.value.code == ExitCode.RENDEZVOUS
 
 
-def test_resolve_master_address_returns_itself() -> None:
-    assert resolve_master("192.0.2.7", 1) == "192.0.2.7"
-
-
 THERE = Job("srun", 1, 2, 0, 1)
 HERE = Job("srun", 0, 2, 0, 1)
 

@@ -13,7 +13,7 @@ from entrypoint.supervise.admission import FirstFailure
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.supervise.channels import have_joined, open_channel
 from tests.net import free_port
-from tests.processes import has_ended, state, wait_until
+from tests.processes import has_ended, next_line, state, wait_until
 
 pytestmark = pytest.mark.launch
 
@@ -62,8 +62,7 @@ def test_monitor_rank_exits_returns_same_code(tmp_path: Path, text: str, code: i
 
 def test_monitor_signal_without_handler_returns_143(tmp_path: Path) -> None:
     process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
-    assert process.stdout is not None
-    process.stdout.readline()
+    next_line(process)
     process.terminate()
     assert process.wait(LAUNCH_LIMIT_S) == 143
 
@@ -71,8 +70,7 @@ def test_monitor_signal_without_handler_returns_143(tmp_path: Path) -> None:
 def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path) -> None:
     port = free_port()
     process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)", port)
-    assert process.stdout is not None
-    process.stdout.readline()
+    next_line(process)
     other = open_channel(1, port)
     assert have_joined(other, 1)
     other.report_exit(2, "exit code 2")
@@ -92,8 +90,7 @@ def test_rank_that_does_not_save_after_another_has_is_named(tmp_path: Path) -> N
     """
     port = free_port()
     process = start(tmp_path, text, port, grace_s=1)
-    assert process.stdout is not None
-    rank = process.stdout.readline().strip()
+    rank = next_line(process).strip()
     other = open_channel(1, port)
     assert have_joined(other, 1)
     other.report_exit(75, "exit code 75")
@@ -122,8 +119,7 @@ def test_monitor_tells_which_rank_its_own_has_lost(tmp_path: Path) -> None:
 def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path) -> None:
     port = free_port()
     process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)", port)
-    assert process.stdout is not None
-    rank = int(process.stdout.readline())
+    rank = int(next_line(process))
     os.kill(rank, signal.SIGSTOP)
     wait_until(lambda: state(rank) == "T")
     other = open_channel(1, port)
@@ -149,8 +145,7 @@ def output_after_failure_elsewhere(folder: Path, lost_collective: str) -> str:
     """Have rank 1 fail while rank 0 is outside of any collective; return what rank 0's monitor prints."""
     port = free_port()
     process = start(folder, ELSEWHERE, port)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert next_line(process) == "ready\n"
     other = open_channel(1, port, "x")
     assert have_joined(other, 1)
     other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective=lost_collective))
@@ -174,7 +169,6 @@ def test_monitor_of_another_failure_says_nothing_of_its_rank(tmp_path: Path) -> 
 
 def test_monitor_killed_ends_its_rank(tmp_path: Path) -> None:
     process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    assert process.stdout is not None
-    rank = int(process.stdout.readline())
+    rank = int(next_line(process))
     process.kill()
     wait_until(lambda: has_ended(rank))

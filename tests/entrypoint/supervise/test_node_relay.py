@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 from msgspec.structs import asdict, replace
@@ -12,7 +13,7 @@ from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_state import NODE_LOST_CODE
 from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 from entrypoint.supervise.node_relay import relay_address
-from entrypoint.supervise.wire import Message, Session
+from entrypoint.supervise.wire import Session, receive, shake_hands
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port
 
@@ -116,23 +117,15 @@ def test_failure_between_hello_and_joined_reaches_the_rank() -> None:
     channels = open_job(2, 2)
     session = Session()
     with socket.socket(socket.AF_UNIX) as peer:  # the second rank of node1, started again
-        peer.settimeout(10)
         peer.connect(relay_address(channels[2].endpoint))
-        peer.sendall(session.greeting())
-        while not session.is_open:
-            session.decode(peer.recv(4096))
-        again = replace(channels[3].endpoint, local_rank=1)
-        peer.sendall(session.encode({"hello": asdict(again)}))
-        messages: list[Message] = []
-        while not messages:
-            messages += session.decode(peer.recv(4096))
+        hello = {"hello": asdict(replace(channels[3].endpoint, local_rank=1))}
+        (welcome,) = shake_hands(peer, session, hello, 10)
         channels[1].report_exit(9, "exit code 9")
         assert eventually(5, lambda: channels[2].first_failure is not None)
         peer.sendall(session.encode({"joined": 3}))
-        while len(messages) < 2:
-            messages += session.decode(peer.recv(4096))
-    assert "welcome" in messages[0]
-    assert messages[1]["first_failure"]["rank"] == 1
+        (failure,) = receive(peer, session, time.monotonic() + 10)
+    assert "welcome" in welcome
+    assert failure["first_failure"]["rank"] == 1
 
 
 def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

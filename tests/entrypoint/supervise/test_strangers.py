@@ -22,7 +22,7 @@ from entrypoint.supervise.wire import Session, WireError
 from tests.conftest import PYTHON
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port
-from tests.processes import killed_at_end
+from tests.processes import killed_at_end, next_line
 
 pytestmark = pytest.mark.launch
 
@@ -125,13 +125,12 @@ def test_rank_joins_when_no_file_descriptor_is_left() -> None:
         killed_at_end([PYTHON, "-c", NO_FILES, str(port)], stdout=subprocess.PIPE, text=True) as rank0,
         ExitStack() as stack,
     ):
-        assert rank0.stdout is not None
-        assert rank0.stdout.readline() == "listens\n"
+        assert next_line(rank0) == "listens\n"
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         start = time.monotonic()
         late = open_channel(1, port, access=with_key(b"k" * 16), timeout_s=3)
-        word, seconds, failure = rank0.stdout.readline().split()
+        word, seconds, failure = next_line(rank0).split()
         assert (word, failure) == ("joined", "None")
         assert float(seconds) < 0.5 * (time.monotonic() - start) + 0.5, "rank 0's monitor does not spin"
         late.report_exit(0, "")
@@ -218,10 +217,9 @@ def test_another_users_rank_0_on_this_node_learns_nothing() -> None:
     port = free_port()
     words = (PYTHON, "-c", OTHER_USERS_RANK_0, port_address(port).encode().hex())
     with killed_at_end(words, stdout=subprocess.PIPE, text=True) as squatter:
-        assert squatter.stdout is not None
-        squatter.stdout.readline()
+        next_line(squatter)
         one = open_channel(1, port, access=Access(own_user_only=True), rendezvous_port=1)
-        assert squatter.stdout.readline() == "b''\n", "nothing is sent to it"
+        assert next_line(squatter) == "b''\n", "nothing is sent to it"
         assert not one.connected.is_set()
         one.report_exit(0, "")
 

@@ -20,6 +20,7 @@ from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS
 from entrypoint.tune.store import (
+    TunedPlan,
     annotate,
     apply_tuning,
     check_variables,
@@ -85,10 +86,16 @@ def kept(folder: Path, text: str) -> PlanInputs:
     return asked
 
 
-def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
-    asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "twice as fast"}))
+def loaded(asked: PlanInputs) -> TunedPlan:
+    """Return the result that is stored for a plan."""
     tuned = load(asked, dict)
     assert tuned
+    return tuned
+
+
+def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
+    asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "twice as fast"}))
+    tuned = loaded(asked)
     applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus=1.0)), tuned, {})
     assert make_plan(applied).binding.reserved_cpus == 0, "what was measured stands"
     made = annotate(make_plan(applied), tuned)
@@ -104,8 +111,7 @@ def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"variables": 5}'])
 def test_unreadable_result_is_named_and_passed_over(tmp_path: Path, text: str) -> None:
     asked = kept(tmp_path, text)
-    tuned = load(asked, dict)
-    assert tuned
+    tuned = loaded(asked)
     (warning,) = [one for one in annotate(make_plan(asked), tuned).warnings if "tuning result" in one]
     assert re.match(r"/.*\.json: a stored tuning result is not used \(.+\)\. Remove it and tune again\.$", warning)
 
@@ -131,8 +137,7 @@ def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
 )
 def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, str], said: str) -> None:
     asked = kept(tmp_path, json.dumps({"variables": variables, "evidence": ""}))
-    tuned = load(asked, dict)
-    assert tuned
+    tuned = loaded(asked)
     assert dict(tuned.variables) == {}
     (warning,) = [one for one in annotate(make_plan(asked), tuned).warnings if "tuning result" in one]
     assert said in warning
@@ -160,8 +165,7 @@ def test_result_of_another_user_is_passed_over(tmp_path: Path, spoil: Callable[[
     asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": ""}))
     (path,) = tmp_path.glob("*.json")
     spoil(path)
-    tuned = load(asked, dict)
-    assert tuned
+    tuned = loaded(asked)
     assert (dict(tuned.variables), tuned.not_used) == ({}, said)
 
 
@@ -170,8 +174,7 @@ def test_result_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     path.unlink()
     os.mkfifo(path)
-    tuned = load(asked, dict)
-    assert tuned
+    tuned = loaded(asked)
     assert "Not a regular file" in tuned.not_used
 
 
@@ -183,24 +186,16 @@ def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
         save(path, {"variables": FOUND, "evidence": "twice as fast"})
     finally:
         os.umask(before)
-    tuned = load(asked, dict)
-    assert tuned
+    tuned = loaded(asked)
     assert (dict(tuned.variables), tuned.not_used) == (FOUND, "")
 
 
 def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
-    given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
-    path = tmp_path / f"{machine_program_key(given, {})}.json"
-    result = {"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast"}
-    path.write_text(json.dumps(result))
-    path.chmod(0o600)
-    tuned = load(given, dict)
-    assert tuned
-    assert (dict(tuned.variables), tuned.path) == ({}, str(path))
+    tuned = loaded(kept(tmp_path, json.dumps({"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast"})))
+    assert (dict(tuned.variables), Path(tuned.path).parent) == ({}, tmp_path)
     assert tuned.not_used.startswith("LAUNCH_ALLOCATOR=evil: no such allocator.")
 
 
 def test_evidence_is_printable(tmp_path: Path) -> None:
-    tuned = load(kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "fast \x1b[31m"})), dict)
-    assert tuned
+    tuned = loaded(kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "fast \x1b[31m"})))
     assert "\x1b" not in tuned.evidence
