@@ -75,11 +75,6 @@ class Admission(Struct):
         self.admitted[other.rank] = other
         return "", None
 
-    def release(self, other: RankEndpoint) -> None:
-        """Give a rank's place to the next one if it has disconnected before it joined."""
-        if other.rank not in self.arrived and self.admitted.get(other.rank) == other:
-            del self.admitted[other.rank]
-
 
 def other_command(rank0: RankEndpoint, other: RankEndpoint) -> FirstFailure:
     """Return the failure of a run in which a node was given another command than rank 0's."""

@@ -41,8 +41,6 @@ class ChannelServer:
             return False
         if "joined" in message:
             self.join(connection, connection.ranks[message["joined"]])
-        if "left" in message and message["left"] not in connection.joined:
-            self.channel.admission.release(connection.ranks.pop(message["left"]))
         if "first_failure" in message:
             self.channel.report_failure(FirstFailure(**message["first_failure"]), source=connection)
         if "bye" in message:
@@ -90,10 +88,8 @@ class ChannelServer:
             channel.loop.send(connection, {"first_failure": asdict(channel.first_failure)})
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Report the node of a lost connection whose ranks had joined; give the places of the others back."""
+        """Report the node of a lost connection whose ranks had joined."""
         channel = self.channel
-        for endpoint in connection.ranks.values():
-            channel.admission.release(endpoint)
         for rank in connection.joined:
             channel.peers.pop(rank, None)
         if connection.joined and reason and not channel.closed.is_set():

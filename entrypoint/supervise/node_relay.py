@@ -103,12 +103,9 @@ class NodeRelay:
                 self.channel.loop.close(connection)
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Report a rank that is lost, or say that it has left before it joined."""
+        """Report a rank that is lost after it joined."""
         for endpoint in connection.ranks.values():
             self.ranks.pop((endpoint.rank, endpoint.pid), None)
             self.channel.node_peers.discard(endpoint.rank)
-            if endpoint.rank in connection.joined:
-                if reason and not self.channel.closed.is_set():
-                    self.channel.report_lost(endpoint, reason)
-            elif reason:
-                self.pass_on({"left": endpoint.rank})
+            if endpoint.rank in connection.joined and reason and not self.channel.closed.is_set():
+                self.channel.report_lost(endpoint, reason)

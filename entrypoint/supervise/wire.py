@@ -18,8 +18,8 @@ Message = dict[str, Any]
 PROTOCOL = "reference-training-1"
 NONCE_BYTES, CODE_BYTES = 16, 16
 CHUNK_BYTES = 65536
-# The longest line: of who connects until it has proven that it takes part, and else.
-MAX_HELLO_BYTES, MAX_LINE_BYTES = 8192, 65536
+# The longest line.
+MAX_LINE_BYTES = 65536
 OTHER_KEY = "it has another key than this job's"
 INVALID = "it sent an invalid message"
 
@@ -58,10 +58,8 @@ class Session:
         """Return the messages that the data completes, without heartbeats; raises `WireError`."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         messages = []
-        for line in (*lines, self.rest):
-            limit = MAX_HELLO_BYTES if self.is_server and not self.is_proven else MAX_LINE_BYTES
-            if len(line) > limit:
-                raise WireError(f"it sent a line of more than {limit} bytes")
+        if any(len(line) > MAX_LINE_BYTES for line in (*lines, self.rest)):
+            raise WireError(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
         for line in lines:
             if not self.is_open:
                 self.open(line)

@@ -68,13 +68,3 @@ def test_node_without_ranks_takes_no_place() -> None:
     admission = Admission(FIRST)
     assert admission.admit(replace(SECOND, world_size=0)) == ("", None)
     assert admission.admitted == {}
-
-
-def test_rank_that_leaves_before_it_joined_frees_its_place() -> None:
-    admission = Admission(FIRST)
-    admission.admit(SECOND)
-    admission.release(SECOND)
-    assert admission.admit(replace(SECOND, pid=9)) == ("", None)
-    admission.arrived.add(1)
-    admission.release(replace(SECOND, pid=9))
-    assert 1 in admission.admitted
