@@ -19,7 +19,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from entrypoint.core.console import log, write_all, write_stderr
-from entrypoint.core.errors import ExitCode, UserError, count_text, printable
+from entrypoint.core.errors import count_text
 from entrypoint.plan.model import OutputPlan
 
 # The size of a pipe, and of one read. Of ranks that print much, more is read at once after a pause.
@@ -85,7 +85,7 @@ class RankOutput:
         self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
 
     def open_rank(self, rank: int) -> tuple[int, int]:
-        """Return what a rank's standard output and error are to be; raises `UserError` for a log file.
+        """Return what a rank's standard output and error are to be; raises OSError for a log file.
 
         The first rank that is shown keeps a terminal as it is, unless its lines are marked or kept. Where both go to
         one place and no file is asked for, they are one pipe, which keeps their order.
@@ -96,15 +96,8 @@ class RankOutput:
             return writer, writer
         if not folder:
             return self.open_stream(rank, self.sinks[1], None), self.open_stream(rank, self.sinks[2], None)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            out, err = (folder / "stdout.log").open("ab"), (folder / "stderr.log").open("ab")
-        except OSError as error:
-            raise UserError(
-                f"LAUNCH_LOG_DIR={printable(self.plan.log_dir)}: cannot be written to ({error.strerror}). Name a"
-                " folder that you may write to.",
-                ExitCode.MACHINE,
-            ) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        out, err = (folder / "stdout.log").open("ab"), (folder / "stderr.log").open("ab")
         return self.open_stream(rank, self.sinks[1], out), self.open_stream(rank, self.sinks[2], err)
 
     def log_folder(self, rank: int) -> Path | None:

@@ -113,36 +113,29 @@ def forward_user_signals() -> list[int]:
     return warnings
 
 
-class KilledPidRecorder(logging.Handler):
-    """Records the processes that the agent stopped, which torch 2.13 counts as failed, and names those it killed."""
-
-    def __init__(self, grace_period_s: float) -> None:
-        super().__init__(logging.WARNING)
-        self.pids: set[int] = set()
-        self.grace_period_s = grace_period_s
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Record the process of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
-        if "process %s" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[0], int):
-            self.pids.add(record.args[0])
-            if record.msg.startswith("Unable to shutdown"):
-                log_late(f"process {record.args[0]}", self.grace_period_s)
-
-
 def capture_agent_log(grace_period_s: float) -> set[int]:
     """Suppress the agent's log, and return the set that collects the ids of the processes that it stops.
 
-    It kills them after the grace period.
+    torch 2.13 counts these as failed. Those that it kills after the grace period are named.
     """
-    recorder = KilledPidRecorder(grace_period_s)
+    pids: set[int] = set()
+
+    def note_process(record: logging.LogRecord) -> bool:
+        """Note that of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
+        if "process %s" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[0], int):
+            pids.add(record.args[0])
+            if record.msg.startswith("Unable to shutdown"):
+                log_late(f"process {record.args[0]}", grace_period_s)
+        return False
+
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logger = logging.getLogger(name)
             logger.handlers, logger.propagate = [logging.NullHandler()], False
     agent = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     agent.setLevel(logging.WARNING)
-    agent.handlers, agent.propagate = [recorder], False
-    return recorder.pids
+    agent.addFilter(note_process)
+    return pids
 
 
 @contextmanager
