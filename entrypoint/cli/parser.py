@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -77,13 +76,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` for an error of argparse."""
-        missing = re.match(r"argument (--[\w-]+): expected one argument", message)
-        if missing:
-            texts = (
-                str(action.help) for action in self._actions if missing[1] in action.option_strings and action.help
-            )
-            raise UserError(f"{missing[1]}: needs a value. {next(texts, '')}")
-        raise UserError(f"{message}. See `{self.prog} --help`.")
+        problem = message.removeprefix("argument ").replace("expected one argument", "needs a value")
+        raise UserError(f"{problem}. See `{self.prog} --help`.")
 
 
 def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> CommandLine:

@@ -42,18 +42,12 @@ def read_python_stacks(process: int, limit_s: float = ANSWER_LIMIT_S) -> str:
 
 @contextmanager
 def open_answer(process: int, limit_s: float) -> Iterator[int]:
-    """Open a rank's file of stacks for this reader alone; raises `NoStacksError` without one, OSError.
-
-    A user's file may have a similar name, so nothing is written to it.
-    """
+    """Open a rank's file of stacks for this reader alone; raises `NoStacksError` without one, OSError."""
     path = memory_file(process, FILE_NAME)
-    if path is None or not handles_signal(process):
+    if path is None:
         raise NoStacksError(WITHOUT_HANDLER)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for what is not in memory (fcntl(2))
-        if os.fstat(file).st_nlink:
-            raise NoStacksError(WITHOUT_HANDLER)
         deadline = time.monotonic() + limit_s
         while True:
             try:

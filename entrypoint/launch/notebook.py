@@ -101,8 +101,8 @@ def outputs_of(shell: Any, count: int) -> list[Any]:
     return outputs
 
 
-def run_cells(shell: Any, content: Any, target: Path | None) -> BaseException | None:
-    """Run a notebook's cells, save it after each if it has a target, and return the exception that ended it."""
+def run_cells(shell: Any, content: Any, target: Path | None) -> None:
+    """Run a notebook's cells, and save it after each if it has a target; raises what a cell raises."""
     import nbformat
 
     for cell in code_cells(content):
@@ -114,9 +114,9 @@ def run_cells(shell: Any, content: Any, target: Path | None) -> BaseException | 
                 atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
             except OSError as error:
                 log_once(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
-        if failure := result.error_before_exec or result.error_in_exec:
-            return failure if isinstance(failure, BaseException) else None
-    return None
+        if not result.success:
+            sys.excepthook = lambda *_: None  # IPython has printed the error
+            result.raise_error()
 
 
 def main() -> None:
@@ -130,10 +130,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()
     sys.path.insert(0, str(resolve(notebook).parent))
     with TemporaryDirectory(prefix="notebook-") as folder:
-        error = run_cells(start_shell({"__file__": sys.argv[0]}, folder), content, target)
-    sys.excepthook = lambda *_: None  # IPython has printed the error
-    if error:
-        raise error
+        run_cells(start_shell({"__file__": sys.argv[0]}, folder), content, target)
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ def test_tune_takes_flags_before_the_program(script: str) -> None:
     [
         (["trian"], "trian: no such command. Did you mean train?"),
         (["train", "--epoch", "3"], "--epoch: no such flag. Did you mean --epochs?"),
-        (["train", "--epochs"], "--epochs: needs a value."),
-        (["train", "--json=1"], "argument --json: ignored explicit argument '1'"),
+        (["train", "--epochs"], "--epochs: needs a value. See `entrypoint train --help`."),
+        (["train", "--json=1"], "--json: ignored explicit argument '1'"),
         (["train", "x.py"], "x.py: unexpected. Use `entrypoint run x.py`"),
         (["run"], "run: no script."),
         (["run", "-m"], "run -m: no module."),
