@@ -17,6 +17,7 @@ from entrypoint.core.network import resolve
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_port, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM, has_monitor
+from entrypoint.supervise.admission import RankEndpoint
 
 if TYPE_CHECKING:
     from entrypoint.job.job_key import KeySource
@@ -29,20 +30,21 @@ HEARTBEAT_TIMEOUT_S = 60
 
 
 class Place(Struct, frozen=True):
-    """Where a process stands in a job: its rank or its node's, rank 0's host, the port, the run.
+    """Where a process that starts no ranks stands in a job; `others` is how many ranks or nodes rank 0 expects."""
 
-    `others` is how many other ranks or nodes rank 0 expects.
-    """
-
-    rank: int
-    master_addr: str
-    port: int
-    token: str
+    endpoint: RankEndpoint
     others: int
     identity: str
     job: Job
     environ: Mapping[str, str]
     on_one_node: bool = False
+
+
+def endpoint_of(rank: int, host: str, port: int, token: str) -> RankEndpoint:
+    """Return the endpoint of a rank, or of a node's first one, whose ranks meet on this port of rank 0's host."""
+    return RankEndpoint(
+        rank=rank, node=socket.gethostname(), host=host, port=monitor_port(port), token=token, pid=os.getpid()
+    )
 
 
 def run_token(port: int, identity: str, *, derived: bool) -> str:
@@ -67,10 +69,7 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
         return None
     number = int(port) if port.isdecimal() else port_from_job_id(job.job_id)
     return Place(
-        rank=rank,
-        master_addr=master_addr,
-        port=number,
-        token=run_token(number, identity, derived=not port),
+        endpoint=endpoint_of(rank, master_addr, number, run_token(number, identity, derived=not port)),
         others=size - 1,
         identity=identity,
         job=job,
@@ -105,27 +104,21 @@ def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> No
 def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) -> None:
     """Tell the other monitors of the job within some seconds; rank 0 answers those that connect, if it `listens`."""
     from entrypoint.job.job_key import SECRET_FILE_VAR, find_key_source
-    from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+    from entrypoint.supervise.admission import FirstFailure
     from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 
     source = find_key_source(place.environ, place.environ.get(SECRET_FILE_VAR, ""), place.identity)
-    node = socket.gethostname()
+    endpoint = place.endpoint
     with suppress(OSError, UserError):  # without the key nobody listens to this node
-        resolve(place.master_addr)  # raises if there is nobody to tell
-        endpoint = RankEndpoint(
-            rank=place.rank,
-            node=node,
-            host=place.master_addr,
-            port=monitor_port(place.port),
-            token=place.token,
-            pid=os.getpid(),
-        )
-        job = replace(place.job, rank=place.rank)
+        resolve(endpoint.host)  # raises if there is nobody to tell
+        job = replace(place.job, rank=endpoint.rank)
         access = job_access(source, job, place.environ, on_one_node=place.on_one_node)
         channel = FailureChannel(
             endpoint, HEARTBEAT_TIMEOUT_S, access, rank0=Rank0(others=place.others, listens=listens)
         )
-        channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))
+        channel.report_failure(
+            FirstFailure(endpoint.rank, endpoint.node, int(error.code), first_line(error), before_start=True)
+        )
         channel.start()
         channel.wait_for_others(REFUSAL_WAIT_S, lambda: False, log)
         channel.report_exit(0, "")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import addresses_towards, is_own_address, resolve
@@ -15,12 +16,10 @@ from entrypoint.core.process import resume_gc
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR, KeySource
 from entrypoint.job.launchers import Family
-from entrypoint.job.ports import monitor_port
 from entrypoint.job.run_identity import PROGRAM
 from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import AGENT_STORE_VAR, MASTER_ADDR_HINTS, store_variables
-from entrypoint.rank.refusal import Place, job_access, refuse, run_token
-from entrypoint.supervise.admission import RankEndpoint
+from entrypoint.rank.refusal import Place, endpoint_of, job_access, refuse, run_token
 from entrypoint.supervise.failure_channel import FailureChannel, Rank0, StorePlace
 from entrypoint.supervise.monitor import kill_stuck_launchers, run_guarded
 from entrypoint.supervise.store_door import listen_on_loopback
@@ -36,15 +35,10 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     environment = {name: value for name, value in environment.items() if name != JOB_KEY_VAR}
     # A user's own torchrun has a store, which its agent serves.
     programs = None if environment.get(AGENT_STORE_VAR) == "True" else listen_on_loopback()
-    endpoint = RankEndpoint(
-        rank=job.rank,
-        node=socket.gethostname(),
-        host=environment["MASTER_ADDR"],
-        port=monitor_port(port),
-        token=rank_token(plan, environment),
+    endpoint = replace(
+        endpoint_of(job.rank, environment["MASTER_ADDR"], port, rank_token(plan, environment)),
         world_size=job.world_size,
         version=package_version(PROJECT),
-        pid=os.getpid(),
         is_unique=is_unique,
         local_rank=job.local_rank,
         # Two runs of one command by hand have the same identity, and must not share a connection.
@@ -102,10 +96,9 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
         ExitCode.RENDEZVOUS,
     )
     place = Place(
-        rank=0,
-        master_addr=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
-        token=rank_token(plan, environment),
+        endpoint=endpoint_of(
+            0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment)
+        ),
         others=0,
         identity=plan.rendezvous.run_identity,
         job=job,
