@@ -108,23 +108,3 @@ def test_stacks_of_what_is_no_rank_raises(entrypoint: Entrypoint, word: str, sai
     result = entrypoint("stacks", word)
     assert result.code == 2
     assert said in result.err
-
-
-def test_file_of_a_similar_name_stays_as_it_is(entrypoint: Entrypoint) -> None:
-    with started(entrypoint, SIMILAR, *RUN) as pids:
-        found = json.loads(entrypoint("stacks", "--json", *map(str, pids)).out)
-        assert all("time.sleep" in one["stacks"] or "line" in one["stacks"] for one in found)
-        assert (entrypoint.folder / "entrypoint-stacks-of-mine.log").read_text() == "precious"
-
-
-SIMILAR = """
-    import os, time
-    low = os.open("entrypoint-stacks-of-mine.log", os.O_RDWR | os.O_CREAT, 0o644)
-    os.dup2(low, 3)  # the first that a reader finds
-    if os.environ["RANK"] == "0":
-        os.write(3, b"precious")
-    file = f"ready{os.environ['RANK']}"
-    open(file + ".new", "w").write(str(os.getpid()))
-    os.rename(file + ".new", file)
-    time.sleep(600)
-"""

@@ -51,20 +51,6 @@ def test_ccl_trains_to_the_accuracy_of_gloo(entrypoint: Entrypoint, python: str,
 
 
 @pytest.mark.slow
-def test_plan_shows_the_variables_of_ccl_and_keeps_the_users(entrypoint: Entrypoint, python: str) -> None:
-    command = (python, "-m", "entrypoint")
-    shown = entrypoint("plan", "--verbose", env=CCL | {"CCL_WORKER_OFFLOAD": "1"}, command=command).out
-    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.strip()}
-    assert lines["CCL_ATL_TRANSPORT"] == "ofi no mpirun of Intel's or MPICH's starts the ranks"
-    assert lines["CCL_YIELD"].startswith("sched_yield waiting threads leave the core")
-    assert lines["CCL_WORKER_OFFLOAD"] == "1 (set by you) CCL_WORKER_OFFLOAD=1"
-    assert "I_MPI_ROOT" in lines
-    doctor = entrypoint("doctor", command=command).out
-    assert "oneCCL" in doctor
-    assert "two processes added a number up" in doctor
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["I_MPI_ROOT", "FI_PROVIDER_PATH"])
 def test_ccl_without_its_transport_is_refused_by_the_plan(entrypoint: Entrypoint, python: str, name: str) -> None:
     command = (python, "-m", "entrypoint")

@@ -59,11 +59,6 @@ def test_plan_lines_show_command_if_nothing_starts() -> None:
     assert lines[-1] == "  each rank: python x.py"
 
 
-def test_plan_lines_show_warnings() -> None:
-    lines = plan_lines(make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"}))
-    assert any("  warning: 9 threads" in line for line in lines)
-
-
 def test_plan_lines_of_thousand_cores_are_short() -> None:
     made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "512"})
     assert max(map(len, plan_lines(made))) < 200

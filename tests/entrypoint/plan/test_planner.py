@@ -182,10 +182,6 @@ def test_mask_set_by_launcher_is_not_divided() -> None:
     assert "OMP_WAIT_POLICY" not in made.environment.variables
 
 
-def test_limiting_affinity_mask_is_named() -> None:
-    assert "in the affinity mask (0-1)" in reason_for(make_test_plan(make_machine(2, online=8)), "cores")
-
-
 @pytest.mark.parametrize(
     ("environ", "versions", "warns"),
     [

@@ -57,10 +57,3 @@ def test_drain_waits_until_the_other_side_has_everything(pair: tuple[socket.sock
     assert unconfirmed_bytes(one) == 0
     reader.join(20)
     assert not reader.is_alive()
-
-
-def test_short_messages_do_not_wait_for_an_answer(pair: tuple[socket.socket, socket.socket]) -> None:
-    one, _ = pair
-    EventLoop(30, 2).add(Connection(one, Session(), Silent()))
-    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-    assert unconfirmed_bytes(socket.socket()) == 0, "not connected"
