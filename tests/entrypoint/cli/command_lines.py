@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,104 +78,99 @@ class Case:
         return self.words[:1] in (("run",), ("tune",))
 
 
+FIELDS = {model: describe_settings(model) for model in (LaunchSettings, TrainSettings, TuneSettings)}
+VARIABLES = {about.variable: about for fields in FIELDS.values() for about in fields}
+PATH_FIELDS = frozenset({"hosts", "tuning_store", "data_dir", "cache_dir", "output_dir", "resume", "run_name"})
+# Command lines, and how often each is tried. A word in capitals is replaced by `CaseMaker.expand`.
+KINDS = {
+    "plan TRAIN_FLAGS": 40,
+    "plan FLAGS run FLAGS PROGRAM": 15,
+    "train --dry-run TRAIN_FLAGS": 13,
+    "train --dry-run TRAIN_FLAGS STRAY": 2,
+    "run --dry-run FLAGS PROGRAM": 8,
+    "run LAUNCHED_FLAGS PROGRAM": 7,
+    "tune TUNE_FLAGS --tuning-store off": 3,
+    "tune LAUNCHED_FLAGS --minutes 0.001 --seconds 0.01 run PROGRAM": 2,
+    "doctor TRAIN_FLAGS --nope": 2,
+    "verify FLAGS NUMBER": 2,
+    "stacks FLAGS NUMBER": 1,
+    "selftest SWITCH": 1,
+    "COMMAND SWITCH": 2,
+    "SWITCH": 1,
+    "rank": 1,
+    "ODD FLAGS": 2,
+}
+FLAGS_OF = {
+    "FLAGS": (LaunchSettings,),
+    "LAUNCHED_FLAGS": (LaunchSettings,),
+    "TRAIN_FLAGS": (LaunchSettings, TrainSettings),
+    "TUNE_FLAGS": (LaunchSettings, TrainSettings, TuneSettings),
+}
+WORDS = {
+    "STRAY": (*PATHS, "run", "train"),
+    "NUMBER": ("1", "0", "-1", "x", "99999999", "9" * 40, "١", *PATHS),
+    "SWITCH": ("--help", "-h", "--help-all", "--version", "help", "--nope"),
+    "COMMAND": tuple(COMMANDS),
+    "ODD": (*ODD, *PATHS, "pln", "Train", "bash"),
+}
+STRANGE_FLAGS = ("--json", "--nope", "--thread=2", "-x", "--", "-", "--=", "--\udcff")
+
+
+def starts_more(name: str) -> bool:
+    """Return whether a variable may make a launch wait for other ranks, or start them elsewhere."""
+    about = VARIABLES.get(name)
+    return about is not None and about.name in STARTS_MORE
+
+
 class CaseMaker:
     """Draws one case; equal numbers give equal cases."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.random = random.Random(number)
-        self.environ: dict[str, str] = {}
+        self.number, self.random = number, random.Random(number)
 
     def make(self) -> Case:
         """Return the case."""
-        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 6))):
-            name = self.variable_name()
-            self.environ[name] = self.value_for(name)
-        return Case(self.number, tuple(self.command()), self.environ)
+        kind = self.random.choices(list(KINDS), list(KINDS.values()))[0]
+        names = [self.variable_name() for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 6)))]
+        environ = {name: self.value_for(name) for name in names}
+        if "LAUNCHED_FLAGS" in kind:
+            environ = {name: value for name, value in environ.items() if not starts_more(name)} | SHORT_WAITS
+        if kind == "rank":
+            environ["ENTRYPOINT_PLAN"] = self.random.choice((*ODD, "{}", "[]", '{"ranks": []}', "[" * 90_000))
+        words = (word for part in kind.split() for word in self.expand(part))
+        return Case(self.number, tuple(word.replace("\0", "") for word in words), environ)
 
-    def chance(self, share: float) -> bool:
-        """Return whether something happens that happens in this share of all cases."""
-        return self.random.random() < share
-
-    def command(self) -> list[str]:
-        """Return a command line."""
-        kinds: tuple[tuple[int, Callable[[], list[str]]], ...] = (
-            (40, lambda: ["plan", *self.flags(train=True)]),
-            (15, lambda: ["plan", *self.flags(), "run", *self.flags(), *self.program()]),
-            (15, lambda: ["train", "--dry-run", *self.flags(train=True), *self.stray()]),
-            (15, self.run),
-            (5, self.tune),
-            (2, self.doctor),
-            (2, lambda: ["verify", *self.flags(), *self.several(("1", "0", "-1", "x", "99999999", "9" * 40, "١"))]),
-            (1, lambda: ["stacks", *self.flags(), *self.several(("1", "-1", "x", "9" * 40, *PATHS))]),
-            (1, lambda: ["selftest", self.random.choice(("--help", "stray", "--nope", "--help-all"))]),
-            (2, lambda: [self.random.choice((*COMMANDS, "plan")), self.random.choice(("--help", "-h", "--help-all"))]),
-            (1, lambda: [self.random.choice(("--help", "--version", "--help-all", "help", "-h"))]),
-            (1, lambda: ["rank"]),
-            (2, lambda: [self.random.choice((*ODD, *PATHS, "pln", "Train", "bash")), *self.flags()]),
-        )
-        words = self.random.choices([make for _, make in kinds], [weight for weight, _ in kinds])[0]()
-        if words == ["rank"] and self.chance(0.9):
-            self.environ["ENTRYPOINT_PLAN"] = self.random.choice((*ODD, "{}", "[]", '{"ranks": []}', "[" * 90_000))
-        return [word.replace("\0", "") for word in words]
-
-    def run(self) -> list[str]:
-        """Return `run` of a program that ends at once, or that is only shown."""
-        if self.chance(0.5):
-            return ["run", "--dry-run", *self.flags(), *self.program()]
-        for name in [name for name in self.environ if self.starts_more(name)]:
-            del self.environ[name]
-        self.environ |= SHORT_WAITS
-        return ["run", *self.flags(launched=True), *self.program()]
-
-    def tune(self) -> list[str]:
-        """Return `tune` of a program that ends at once, or one that is refused after its plan was made."""
-        if self.chance(0.6):
-            return ["tune", *self.flags(train=True, tune=True), "--tuning-store", "off"]
-        for name in [name for name in self.environ if self.starts_more(name)]:
-            del self.environ[name]
-        short = ["--minutes", "0.001", "--seconds", "0.01"]
-        return ["tune", *self.flags(launched=True, tune=True), *short, "run", *self.program()]
-
-    def doctor(self) -> list[str]:
-        """Return `doctor`, mostly with a setting that ends it before it imports every package."""
-        return ["doctor", *self.flags(train=True), *([] if self.chance(0.3) else ["--nope"])]
+    def expand(self, part: str) -> list[str]:
+        """Return the words of a part of a command line."""
+        if part in FLAGS_OF:
+            return self.flags(part)
+        if part == "PROGRAM":
+            return self.program()
+        return [self.random.choice(WORDS[part])] if part in WORDS else [part]
 
     def program(self) -> list[str]:
         """Return the program of `run` with its own words."""
-        first = ["-m"] if self.chance(0.1) else []
+        first = ["-m"] if self.random.random() < 0.1 else []
         name = self.random.choice(("ok.py", "ok.py", "package", *PATHS, "torchrun", "python", "mpirun", "env"))
-        return [*first, name, *self.several(("--lr=3", "x", "--", "-m", *ODD))]
+        own = self.random.choices(("--lr=3", "x", "--", "-m", *ODD), k=self.random.choice((0, 0, 1, 1, 2, 3)))
+        return [*first, name, *own]
 
-    def stray(self) -> list[str]:
-        """Return words that a command does not expect."""
-        return self.several((*PATHS, "run", "train")) if self.chance(0.1) else []
-
-    def several(self, words: tuple[str, ...]) -> list[str]:
-        """Return none to three of these words."""
-        return self.random.choices(words, k=self.random.choice((0, 0, 1, 1, 2, 3)))
-
-    def flags(self, *, train: bool = False, tune: bool = False, launched: bool = False) -> list[str]:
+    def flags(self, part: str) -> list[str]:
         """Return flags, most of them known to the command."""
-        known = list(FIELDS[LaunchSettings])
-        if launched:
-            known = [one for one in known if one.name not in STARTS_MORE and not one.name.endswith("_s")]
-        known += FIELDS[TrainSettings] if train else ()
-        known += FIELDS[TuneSettings] if tune else ()
+        known = [about for model in FLAGS_OF[part] for about in FIELDS[model]]
+        if part == "LAUNCHED_FLAGS":
+            known = [about for about in known if about.name not in STARTS_MORE and not about.name.endswith("_s")]
         words: list[str] = []
-        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 5))):
-            about = self.random.choice(known)
+        for about in self.random.choices(known, k=self.random.choice((0, 0, 1, 1, 2, 3, 5))):
             value = self.value_of(about)
-            words += [f"{about.flag}={value}"] if self.chance(0.5) else [about.flag, value]
-        if self.chance(0.05):
-            words.append(self.random.choice(("--json", "--nope", "--thread=2", "-x", "--", "-", "--=", "--\udcff")))
-        return words
+            words += [f"{about.flag}={value}"] if self.random.random() < 0.5 else [about.flag, value]
+        return words + self.random.choices(STRANGE_FLAGS, k=int(self.random.random() < 0.05))
 
     def value_of(self, about: SettingField) -> str:
         """Return a value of a setting, mostly one that it accepts or almost does."""
-        if about.choices and self.chance(0.7):
+        if about.choices and self.random.random() < 0.7:
             return self.random.choice(about.choices)
-        if about.name in PATH_FIELDS and self.chance(0.7):
+        if about.name in PATH_FIELDS and self.random.random() < 0.7:
             return self.random.choice(PATHS)
         if about.name == "metric":
             return self.random.choice(("(x)", "(", "([0-9.]+)", "x{99999999999}", "(" * 200 + ")" * 200, "()()"))
@@ -202,17 +197,6 @@ class CaseMaker:
             return self.random.choice(PATHS)
         about = VARIABLES.get(name)
         return self.value_of(about) if about else self.value()
-
-    @staticmethod
-    def starts_more(name: str) -> bool:
-        """Return whether a variable may make a launch wait for other ranks, or start them elsewhere."""
-        about = VARIABLES.get(name)
-        return about is not None and about.name in STARTS_MORE
-
-
-FIELDS = {model: describe_settings(model) for model in (LaunchSettings, TrainSettings, TuneSettings)}
-VARIABLES = {about.variable: about for fields in FIELDS.values() for about in fields}
-PATH_FIELDS = frozenset({"hosts", "tuning_store", "data_dir", "cache_dir", "output_dir", "resume", "run_name"})
 
 
 def make_case(number: int) -> Case:
