@@ -9,7 +9,7 @@ from pathlib import Path
 from entrypoint.core.errors import printable
 from entrypoint.core.network import interface_address, interface_for_route
 from entrypoint.machine.container import memlock_bytes
-from entrypoint.machine.network_links import Link, RdmaAdapter, read_adapters, read_link, uverbs_problem
+from entrypoint.machine.network_links import RdmaAdapter, read_adapters, read_link, uverbs_problem
 from entrypoint.plan.preflight import MEMLOCK_BYTES, Check
 
 # An address of the documentation range (RFC 5737): the kernel answers with the default route, and nothing is sent.
@@ -29,7 +29,8 @@ def network_checks(
     if name and not link:
         yield Check("interface", "warning", f"{why} is not on this node", "Set GLOO_SOCKET_IFNAME to one that is")
     elif link:
-        yield Check("interface", "ok", f"{describe_link(link)}, {why}")
+        speed = f"{link.speed_mbits / 1000:g} Gbit/s" if link.speed_mbits else "speed not known to its driver"
+        yield Check("interface", "ok", f"{name} {interface_address(name)}, {speed}, MTU {link.mtu}, {why}")
     else:
         yield Check("interface", "warning", "none leads to other hosts", "Set GLOO_SOCKET_IFNAME to one")
     yield Check("Gloo", "ok", f"TCP over {name or 'the interface of the host name'}; it has no RDMA")
@@ -51,12 +52,6 @@ def chosen_interface(environ: Mapping[str, str]) -> tuple[str, str]:
     if own := environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
         return own, f"GLOO_SOCKET_IFNAME={printable(own)}"
     return interface_for_route(ELSEWHERE), "the default route"
-
-
-def describe_link(link: Link) -> str:
-    """Return name, address and speed of an interface."""
-    speed = f"{link.speed_mbits / 1000:g} Gbit/s" if link.speed_mbits else "speed not known to its driver"
-    return f"{link.name} {interface_address(link.name)}, {speed}, MTU {link.mtu}"
 
 
 def rdma_problem(

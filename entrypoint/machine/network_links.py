@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from entrypoint.machine.cpu_topology import read_number
 from entrypoint.machine.procfs import read_lines
 
 # Link layers as the kernel writes them (sysfs-class-infiniband).
@@ -16,7 +17,6 @@ KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 class Link(Struct, frozen=True):
     """A network interface; `speed_mbits` is None where the driver does not say it, as for a virtual one."""
 
-    name: str
     speed_mbits: int | None
     mtu: int
 
@@ -35,8 +35,8 @@ def read_link(root: Path, name: str) -> Link | None:
     folder = root / "sys/class/net" / name
     if not name or "/" in name or not folder.exists():
         return None
-    speed, mtu = ("".join(read_lines(folder / file)) for file in ("speed", "mtu"))
-    return Link(name, int(speed) if speed.isdecimal() and int(speed) else None, int(mtu) if mtu.isdecimal() else 0)
+    speed, mtu = (read_number(folder / file) or 0 for file in ("speed", "mtu"))
+    return Link(speed if speed > 0 else None, mtu)
 
 
 def read_adapters(root: Path) -> tuple[RdmaAdapter, ...]:

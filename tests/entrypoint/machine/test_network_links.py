@@ -17,7 +17,7 @@ def test_speed_of_a_virtual_interface_is_unknown(tmp_path: Path, speed: str | No
     (folder / "mtu").write_text("9000\n")
     if speed:
         (folder / "speed").write_text(speed)
-    assert read_link(tmp_path, "eth0") == Link("eth0", expected, 9000)
+    assert read_link(tmp_path, "eth0") == Link(expected, 9000)
 
 
 def test_adapters_have_kind_state_and_rate(tmp_path: Path) -> None:
