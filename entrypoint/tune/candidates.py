@@ -12,7 +12,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD, user_preload
 
-RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
+RANKS, THREADS = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS"
 OPENMP, ALLOCATOR, BIND = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # By OpenMP runtime, what idle threads do: as planned, spin, or sleep at once.
@@ -20,8 +20,6 @@ WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "gnu": ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}),
     "intel": ({}, {"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "0"}),
 }
-# If there are more numbers of ranks, only the smallest, the largest and powers of two between are tried.
-MAX_LAYOUTS = 10
 
 
 class Candidate(Struct, eq=False):
@@ -46,28 +44,17 @@ def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[dict[str, str]]:
     fixed = any(inputs.is_set_by_user(name) for name in ("nproc_per_node", "threads", "cpu_binding"))
     if plan.device == "cuda" or fixed:
         return []
-    core_type = inputs.settings.values.core_type
-    budget = compute_cpu_budget(inputs.machine, inputs.job, core_type)
+    budget = compute_cpu_budget(inputs.machine, inputs.job, inputs.settings.values.core_type)
     layouts = set(even_layouts(len(budget.cores), budget.threads))
     # One rank may leave a core free, or half: where memory limits the speed.
     layouts |= {(1, count) for count in (len(budget.cores), budget.threads - 1, budget.threads // 2) if count}
     layouts.discard((plan.nodes.nproc_per_node, plan.ranks[0].threads))
-    variants = [{RANKS: str(ranks), THREADS: str(threads)} for ranks, threads in sorted(layouts)]
-    siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
-    if core_type == "auto" and siblings.threads > budget.threads:
-        variants += [
-            {RANKS: str(ranks), THREADS: str(threads), CORES: "logical"}
-            for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
-        ]
-    return variants
+    return [{RANKS: str(ranks), THREADS: str(threads)} for ranks, threads in sorted(layouts)]
 
 
 def even_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
     """Return (ranks, threads of each) that use all threads, few ranks first."""
-    even = [ranks for ranks in range(1, min(cores, threads) + 1) if threads % ranks == 0]
-    if len(even) > MAX_LAYOUTS:
-        even = [ranks for ranks in even if ranks in (1, even[-1]) or ranks & (ranks - 1) == 0]
-    return [(ranks, threads // ranks) for ranks in even]
+    return [(ranks, threads // ranks) for ranks in range(1, min(cores, threads) + 1) if threads % ranks == 0]
 
 
 def later_stages(inputs: PlanInputs, device: str) -> tuple[Sequence[Mapping[str, str]], ...]:

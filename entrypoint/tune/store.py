@@ -20,11 +20,11 @@ from entrypoint.core.user_dirs import user_cache_dir, why_not_trusted
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import LaunchSettings, read_launch_settings
-from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS
+from entrypoint.tune.candidates import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
 
 VERSION = 3
 # What candidates differ in, and the form of their values: no path, which could name a library.
-TUNED_VARIABLES = frozenset({RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, "KMP_BLOCKTIME", "OMP_WAIT_POLICY"})
+TUNED_VARIABLES = frozenset({RANKS, THREADS, OPENMP, ALLOCATOR, BIND, "KMP_BLOCKTIME", "OMP_WAIT_POLICY"})
 # Letters of what a plan says of a result.
 MAX_EVIDENCE = 400
 # A result has a few hundred bytes.

@@ -18,7 +18,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS
+from entrypoint.tune.candidates import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
 from entrypoint.tune.store import (
     TunedPlan,
     annotate,
@@ -144,7 +144,7 @@ def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, 
 
 
 def test_every_variable_of_a_candidate_can_be_stored() -> None:
-    words = {CORES: "logical", OPENMP: "gnu", ALLOCATOR: "jemalloc", BIND: "threads", "OMP_WAIT_POLICY": "active"}
+    words = {OPENMP: "gnu", ALLOCATOR: "jemalloc", BIND: "threads", "OMP_WAIT_POLICY": "active"}
     check_variables({RANKS: "1", THREADS: "1", "KMP_BLOCKTIME": "200", **words})
 
 
