@@ -119,10 +119,7 @@ def check_libraries(inputs: PlanInputs) -> Iterator[Check]:
     """Check which allocators and OpenMP runtimes can be preloaded; all of them are optional."""
     for name in LIBRARY_PATTERNS:
         library = inputs.machine.library(name)
-        if library.is_unusable:
-            yield Check(name, "warning", library.why, "replace or remove it; the plan does not use it")
-        else:
-            yield Check(name, "ok" if library.path else "absent", library.path or library.why)
+        yield Check(name, "ok" if library.path else "absent", library.path or library.why)
 
 
 def check_compilers(inputs: PlanInputs) -> Iterator[Check]:

@@ -32,15 +32,11 @@ ELF_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183, "ppc64le": 21, 
 
 
 class Library(Struct, frozen=True):
-    """A library: `path` is None if no file fits, and `why` gives the searched folders or the problem.
-
-    `is_unusable` means that there are files, but none of them can be preloaded.
-    """
+    """A library: `path` is None if no file fits, and `why` gives the searched folders or the problem."""
 
     name: str
     path: str | None
     why: str
-    is_unusable: bool = False
 
 
 def read_libraries(root: Path, prefix: Path, architecture: str | None = None) -> tuple[Library, ...]:
@@ -79,7 +75,7 @@ def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Libra
                     return Library(name, str(folder / file), f"found in {folder}")
                 wrong.append(f"{folder / file} {problem}")
     missing = f"not in {', '.join(map(str, names)) or 'any library folder'}; {INSTALL_HINTS[name]} has it"
-    return Library(name, None, "; ".join(wrong) if wrong else missing, is_unusable=bool(wrong))
+    return Library(name, None, "; ".join(wrong) or missing)
 
 
 def find_preload_problem(path: Path, architecture: str) -> str:

@@ -17,12 +17,11 @@ from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host, wo
 
 
 class Devices(Struct, frozen=True):
-    """Where the ranks compute: `gpus` in order of rank; `is_subset` if other GPUs are visible too."""
+    """Where the ranks compute: `gpus` in order of rank."""
 
     device: str
     nproc: int
     gpus: tuple[Gpu, ...]
-    is_subset: bool
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...] = ()
 
@@ -48,7 +47,6 @@ def decide_devices(inputs: PlanInputs) -> Devices:
         device=device,
         nproc=nproc,
         gpus=gpus,
-        is_subset=len(gpus) < len(visible),
         decisions=(device_decision, *gpu_decisions, nproc_decision),
         warnings=warnings,
     )

@@ -130,7 +130,7 @@ def cuda_variables(inputs: PlanInputs, devices: Devices) -> dict[str, tuple[str,
     CUDA counts the fastest first and NVML by bus, so on mixed nodes an index alone is ambiguous.
     """
     own = inputs.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices.is_subset:
+    if 0 < len(devices.gpus) < len(inputs.machine.gpus):
         among = f", among your CUDA_VISIBLE_DEVICES={printable(own)}" if own else ""
         uuids = ",".join(gpu.uuid for gpu in devices.gpus)
         return {"CUDA_VISIBLE_DEVICES": (uuids, f"the GPUs chosen above{among}")}

@@ -98,11 +98,10 @@ def plan_inputs(*libraries: Library) -> PlanInputs:
     return PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("run", ("python", "x.py")), {})
 
 
-def test_missing_library_is_absent_and_an_unusable_one_warns() -> None:
+def test_missing_library_is_absent() -> None:
     found, missing = Library("tcmalloc", "/lib/t.so", "found in /lib"), Library("jemalloc", None, "not in /lib")
-    unusable = Library("intel", None, "/lib/libiomp5.so is not for x86_64", is_unusable=True)
-    checks = {check.what: check.state for check in check_libraries(plan_inputs(found, missing, unusable))}
-    assert checks == {"tcmalloc": "ok", "jemalloc": "absent", "intel": "warning"}
+    checks = {check.what: check.state for check in check_libraries(plan_inputs(found, missing))}
+    assert checks == {"tcmalloc": "ok", "jemalloc": "absent", "intel": "absent"}
 
 
 def test_missing_gpu_driver_image_and_torch_are_absent() -> None:
