@@ -24,7 +24,6 @@ class Family(Enum):
 
     OPEN_MPI = "Open MPI"
     HYDRA = "hydra"
-    MVAPICH = "MVAPICH"
     BATCH_ID = "batch id"
     OTHER = "other"
 
@@ -180,7 +179,6 @@ LAUNCHERS = (
         world_size="MV2_COMM_WORLD_SIZE",
         local_rank="MV2_COMM_WORLD_LOCAL_RANK",
         local_world_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
-        family=Family.MVAPICH,
     ),
     Launcher(
         name="jsrun",  # IBM Job Step Manager; it binds each task to its resource set

@@ -6,7 +6,7 @@ import sys
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, count_text, printable
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.job.node_group import check_master
 from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
@@ -30,7 +30,7 @@ from entrypoint.plan.model import (
     Source,
 )
 from entrypoint.plan.output import decide_output
-from entrypoint.plan.preflight import Check, preflight_checks
+from entrypoint.plan.preflight import preflight_checks
 from entrypoint.plan.remote_ranks import world_size_for
 from entrypoint.plan.restarts import agent_command, decide_restarts
 from entrypoint.plan.runtime_libraries import choose_runtime
@@ -42,7 +42,6 @@ def make_plan(inputs: PlanInputs) -> Plan:
     Raises `UserError` for what the machine cannot do (code 3) and for settings that contradict (code 2).
     """
     values, checks = inputs.settings.values, preflight_checks(inputs)
-    warnings = collect_warnings(checks)
     devices = decide_devices(inputs)
     binding = decide_binding(inputs, devices)
     backend = decide_backend(inputs, devices.device, devices.nproc)
@@ -82,7 +81,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *variable_decisions,
         ),
         warnings=(
-            *warnings,
+            *(check.line for check in checks if check.state == "warning"),
             *devices.warnings,
             *binding.warnings,
             *runtime.warnings,
@@ -197,14 +196,6 @@ def rendezvous_port(inputs: PlanInputs) -> str:
     for text in filter(None, (inputs.node_group.port, inputs.environ.get("MASTER_PORT", ""))):
         parse_port(text)
     return inputs.node_group.port or (str(port_from_job_id(inputs.job.job_id)) if inputs.node_group.nnodes > 1 else "")
-
-
-def collect_warnings(checks: tuple[Check, ...]) -> tuple[str, ...]:
-    """Return the warnings of the checks; raises `UserError` for a failure."""
-    failures = [check.line for check in checks if check.state == "failure"]
-    if failures:
-        raise UserError("\n".join(failures), ExitCode.MACHINE)
-    return tuple(check.line for check in checks if check.state == "warning")
 
 
 def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[LauncherKind, Decision]:
