@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.user_dirs import OTHERS_WRITE, private_folder, user_cache_dir
+from entrypoint.core.user_dirs import OTHERS_WRITE, user_cache_dir
 
 
 def cache_folder(configured: Path | None) -> Path:
-    """Return this user's folder for decoded images: in the configured folder, the user's cache, or a private one.
+    """Return this user's folder for decoded images: in the configured folder, else in the user's cache.
 
-    Raises `UserError` if none can be written, or if another user owns it or can write it.
+    The entrypoint has given a user without a home another one. Raises `UserError` for a folder that cannot be written,
+    or that another user owns or can write.
     """
-    if configured is not None:
-        candidates = [configured]
-    else:
-        own_cache = user_cache_dir(os.environ)
-        candidates = [own_cache] if own_cache else []
-        with suppress(OSError):  # no temporary folder can be written to
-            candidates.append(Path(private_folder(tempfile.gettempdir())))
-    for parent in candidates:
-        folder = parent / f"images-{os.getuid()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+    parent = configured or user_cache_dir(os.environ)
+    if parent is None:
+        raise UserError("TRAIN_CACHE_DIR: HOME is not set. Name a folder that can be written.")
+    folder = parent / f"images-{os.getuid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
             status = folder.lstat()
-            is_private = configured is not None or parent.stat().st_uid == os.getuid()
-        except OSError:
-            continue
-        if not is_private:  # its owner could put another folder in the place of this one
-            continue
-        if status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE or folder.is_symlink():
-            raise UserError(
-                f"TRAIN_CACHE_DIR={parent}: another user owns {folder.name} or can write it. Remove it or name another"
-                " folder."
-            )
-        return folder
-    tried = candidates[0] if candidates else "no folder"
-    raise UserError(f"TRAIN_CACHE_DIR={configured or 'unset'}: {tried} cannot be written; name a folder that can")
+    except OSError:
+        raise UserError(
+            f"TRAIN_CACHE_DIR={configured or 'unset'}: {parent} cannot be written; name a folder that can"
+        ) from None
+    if status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE or folder.is_symlink():
+        raise UserError(
+            f"TRAIN_CACHE_DIR={parent}: another user owns {folder.name} or can write it. Remove it or name another"
+            " folder."
+        )
+    return folder

@@ -139,14 +139,13 @@ def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> 
         load(image_folder, tmp_path / "cache", policy="error")
 
 
-def test_cache_folder_of_user_is_used_or_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_of_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / f".cache/reference-training/images-{os.getuid()}"
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder(None) == tmp_path / f"reference-training-{os.getuid()}/images-{os.getuid()}"
+    monkeypatch.delenv("HOME")
+    with pytest.raises(UserError, match="TRAIN_CACHE_DIR: HOME is not set"):
+        cache_folder(None)
 
 
 def test_cache_folder_unwritable_raises(tmp_path: Path) -> None:
