@@ -50,7 +50,7 @@ Index = tuple[FileList, "array[int]"]
 def load_index(folder: Path, shards: Sequence[Path], configured: Path | None) -> Index:
     """Return images and labels of some shards below a folder, from the cache if the shards are as they were.
 
-    `configured` is TRAIN_CACHE_DIR. Raises `ShardError`, and `OSError` for a shard that cannot be read.
+    `configured` is TRAIN_CACHE_DIR. Raises `UserError`, and `OSError` for a shard that cannot be read.
     """
     cached = index_folder(configured)
     if cached is None:
@@ -91,7 +91,7 @@ def shard_state(path: Path) -> Shard:
 
 
 def build_index(folder: Path, shards: Sequence[Path]) -> Index:
-    """Read the headers of all shards; raises `ShardError` or `OSError` for the first one that cannot be used."""
+    """Read the headers of all shards; raises `UserError` or `OSError` for the first one that cannot be used."""
     total = sum(shard_state(path).size for path in shards)
     if total >= LARGE_BYTES:
         log(f"reading the headers of {len(shards):,} shards, {total / 2**30:,.1f} GiB, in {one_line(folder)}")

@@ -18,7 +18,6 @@ from train.data.sources.image_folder import (
     why_no_file,
 )
 from train.data.sources.shard_index import Index, load_index
-from train.data.sources.tar_headers import ShardError
 
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
@@ -39,10 +38,7 @@ def list_shard_splits(
     with translate_folder_errors(data_dir):
         shards = find_test(data_dir) if only_test else find_splits(data_dir)
         names = read_classes(data_dir)
-        try:
-            indexes = {split: load_index(data_dir, paths, cache_dir) for split, paths in shards.items()}
-        except ShardError as error:
-            raise shard_error(data_dir, error) from None
+        indexes = {split: load_index(data_dir, paths, cache_dir) for split, paths in shards.items()}
     splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
     if not only_test:
         listed = {f"{split}/": one.classes for split, one in splits.items()} | ({CLASSES_FILE: names} if names else {})
@@ -142,9 +138,3 @@ def shards_in(folder: Path) -> list[Path]:
         if reason := why_no_file(entry):
             raise UserError(f"TRAIN_DATA_DIR: {one_line(entry.path)} is no shard, but {reason}. Remove it.")
     return [Path(entry.path) for entry in shards]
-
-
-def shard_error(data_dir: Path, error: ShardError) -> UserError:
-    """Return the error of one line for a shard that cannot be used."""
-    name = error.path.relative_to(data_dir) if error.path else "a shard"
-    return UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(name)} {error}.")

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from entrypoint.core.errors import first_line, printable
+from entrypoint.core.errors import UserError, first_line, one_line, printable
 from entrypoint.core.paths import open_regular
 from train.data.sources.image_file import Shard
 from train.setting_groups.folder_kind import IMAGE_ENDINGS
@@ -37,11 +37,7 @@ READ_BYTES = 1 << 20
 
 
 class ShardError(Exception):
-    """Raised with the problem of a shard, and what to do; `path` is the shard, once that is known."""
-
-    def __init__(self, problem: str, path: Path | None = None) -> None:
-        super().__init__(problem)
-        self.path = path
+    """Raised with the problem of a shard, and what to do."""
 
 
 class ImageRange(NamedTuple):
@@ -65,7 +61,7 @@ class Sample:
 def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
     """Return a shard, and its images in order with their labels.
 
-    Raises `ShardError`, and `OSError` for a file that cannot be read.
+    Raises `UserError`, and `OSError` for a file that cannot be read.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -73,7 +69,7 @@ def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
             shard = Shard(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             return shard, read_images(file, shard.size)
     except ShardError as error:
-        raise ShardError(str(error), path) from None
+        raise UserError(f"{one_line(path)} {error}.") from None
     except OSError as error:
         error.filename = error.filename or str(path)  # the disk fails while it is read
         raise

@@ -48,11 +48,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty train": (empty_train, "packed: holds classes.txt, test, train; it needs train/*.tar"),
     "cut": (
         lambda folder: os.truncate(folder / "train/train-000001.tar", 700),
-        "packed: train/train-000001.tar is cut short: 000010.jpg lacks ",
+        "packed/train/train-000001.tar is cut short: 000010.jpg lacks ",
     ),
     "compressed": (
         compress,
-        "packed: train/train-000000.tar.gz is compressed by gzip, so no image can be read by itself. Decompress it",
+        "packed/train/train-000000.tar.gz is compressed by gzip, so no image can be read by itself. Decompress it",
     ),
     "link to nothing": (
         lambda folder: (folder / "train/x.tar").symlink_to("nowhere"),
@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "new class in test": (new_class_in_test, "packed: classes differ, only in test/: 7"),
     "odd names": (
         lambda folder: write_tar(folder / "train/\x1b[31m\n.tar", [("\x1b[31m.jpg", image_bytes())]),
-        r"packed: train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
+        r"packed/train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
     ),
 }
 
