@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,10 +17,8 @@ from entrypoint.core.errors import UserError, did_you_mean, first_line, printabl
 
 def describe_failure(error: BaseException) -> str:
     """Return what the user's code raised, and where."""
-    frame = error.__traceback__
-    while frame and frame.tb_next:
-        frame = frame.tb_next
-    where = f" in {Path(frame.tb_frame.f_code.co_filename).name}, line {frame.tb_lineno}" if frame else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     cause = first_line(error)
     text = f"{type(error).__name__}: {cause}" if cause else type(error).__name__
     return f"raised {printable(text)}{printable(where)}"
