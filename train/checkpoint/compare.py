@@ -57,13 +57,14 @@ def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
     ):
         if old_count and new_count and old_count != new_count:
             found.append(f"{new_count:,} {name} instead of {old_count:,}")
-    if not found and was.files and now.files and was.files != now.files:
-        found.append("files have other names, sizes or classes")
-    same_sample = was.sample_seed == now.sample_seed and was.files == now.files
-    if not found and same_sample and was.sample and now.sample and was.sample != now.sample:
-        found.append("files of the same names and sizes have other bytes")
-    if not found and was.content and now.content and was.content != now.content:
-        found.append("images have other contents")
+    known_sample = was.sample if was.sample_seed == now.sample_seed else ""
+    digests = (
+        (was.files, now.files, "files have other names, sizes or classes"),
+        (known_sample, now.sample, "files of the same names and sizes have other bytes"),
+        (was.content, now.content, "images have other contents"),
+    )
+    if not found:
+        found += [text for old, new, text in digests if old and new and old != new][:1]
     if was.teacher and now.teacher and was.teacher != now.teacher:
         found.append("the teacher has other weights")
     return found

@@ -48,7 +48,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
         output.mkdir(parents=True, exist_ok=True)
         folder, starts = make_run_dir(settings)
         lock.acquire(folder)
-        check_entries(folder)
+        check_best(folder)
         checkpoints.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:
@@ -58,25 +58,14 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
     return folder, starts
 
 
-# What a run writes into its folder as regular files.
-WRITTEN = (
-    *("plan.json", "settings.json", "versions.json", "command.txt", "ranks.json", "summary.json"),
-    *("model.onnx", "model.safetensors", "evaluation.json", "report.html", "tracker.json"),
-)
-
-
-def check_entries(folder: Path) -> None:
-    """Raise `UserError` for an entry of a run's folder that the run could not replace, before anything is trained.
-
-    A copy that follows links makes folders of them.
-    """
+def check_best(folder: Path) -> None:
+    """Raise `UserError` for a folder in the place of the link `best`, as a copy that follows links leaves it."""
     best = folder / checkpoints.FOLDER / checkpoints.BEST
-    wrong = [folder / name for name in WRITTEN if exists(folder / name) and not is_file(folder / name)]
     is_pointer = best.is_symlink() or checkpoints.best_checkpoint(best.parent) != best.resolve()
-    wrong += [best] if exists(best) and not is_pointer else []
-    if wrong:
-        kind = "link to the best checkpoint" if wrong[0] == best else "file"
-        raise UserError(f"{one_line(wrong[0])}: is in the place of the run's {kind}. Rename or remove it.")
+    if exists(best) and not is_pointer:
+        raise UserError(
+            f"{one_line(best)}: is in the place of the run's link to the best checkpoint. Rename or remove it."
+        )
 
 
 def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:

@@ -90,10 +90,8 @@ class MLflowTracker:
         self.client.log_batch(self.run_id, metrics=metrics)
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Send each number of the summary."""
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self.client.log_metric(self.run_id, f"summary/{name}", float(value))
+        """Send the numbers of the summary."""
+        self.log("summary", 0, {name: value for name, value in values.items() if type(value) in (int, float)})
 
     def close(self, status: str) -> None:
         """End the run with its status."""

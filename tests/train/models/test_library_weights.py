@@ -207,40 +207,6 @@ def with_buffers(*names: str, layout: Layout = dict) -> Layout:
     return lambda state: {"model": {**layout(state), **{name: torch.arange(4) for name in names}}}
 
 
-def xcit(state: State) -> dict[str, Any]:
-    """Return Facebook's layout, whose class attention has one tensor for q, k and v."""
-    found = dict(state)
-    for name in [name for name in state if ".attn.q." in name and name.startswith("cls_attn")]:
-        parts = [found.pop(name.replace(".q.", f".{letter}.")) for letter in "qkv"]
-        found[name.replace(".q.", ".qkv.")] = torch.cat(parts)
-    return {"model": renamed((r"^pos_embed\.", "pos_embeder."))(found)}
-
-
-def resmlp(state: State) -> State:
-    names = renamed(
-        (r"^stem\.", "patch_embed."), ("linear_tokens", "attn"), ("mlp_channels", "mlp"), (r"\bls(\d)", r"gamma_\1")
-    )
-    return {
-        name: value.flatten() if name.endswith((".alpha", ".beta")) else value for name, value in names(state).items()
-    }
-
-
-def mvitv2(state: State) -> dict[str, Any]:
-    numbers = {place: index for index, place in enumerate(dict.fromkeys(re.findall(BLOCK, "\n".join(state))))}
-    found = {
-        re.sub(BLOCK, lambda match: f"blocks.{numbers[match.groups()]}.", name): value for name, value in state.items()
-    }
-    layout = renamed((r"shortcut_proj_attn", "proj"), (r"head\.fc", "head.projection"))
-    return {"model_state": layout(found)}
-
-
-TNT = renamed(
-    ("patch_pos", "outer_pos"), ("pixel_pos", "inner_pos"), ("pixel_embed", "patch_embed"),
-    ("norm1_proj", "proj_norm1"), ("norm2_proj", "proj_norm2"), ("norm_mlp_in", "inner_norm2"),
-    ("norm_in", "inner_norm1"), ("attn_in", "inner_attn"), ("mlp_in", "inner_mlp"), ("norm_out", "outer_norm1"),
-    ("attn_out", "outer_attn"), ("norm_mlp", "outer_norm2"), (r"\.mlp\.", ".outer_mlp."),
-)  # fmt: skip
-BLOCK = r"stages\.(\d+)\.blocks\.(\d+)\."
 # How those who trained them wrote the files that timm loads too, by the names of timm's models.
 ORIGINAL: dict[str, Layout] = {
     "densenet121": lambda state: {older(name): value for name, value in state.items() if not name.endswith(COUNTER)},
@@ -268,11 +234,9 @@ ORIGINAL: dict[str, Layout] = {
     "edgenext_xx_small": lambda state: {"state_dict": convnext(state)},
     "levit_128s": with_buffers("stages.0.blocks.0.attn.attention_bias_idxs"),
     "cait_xxs24_224": lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
-    "xcit_nano_12_p16_224": xcit,
     "pit_ti_224": renamed((r"transformers\.(\d)\.pool\.", lambda match: f"pools.{int(match[1]) - 1}.")),
     "coat_tiny": lambda state: {"model": {**state, "norm1.weight": torch.ones(64), "norm1.bias": torch.zeros(64)}},
     "crossvit_tiny_240": lambda state: {"model": renamed((r"^(pos_embed|cls_token)_", r"\1."))(state)},
-    "resmlp_12_224": resmlp,
     "poolformer_s12": renamed(
         (r"^stages\.(\d)\.downsample\.conv", lambda match: f"network.{2 * int(match[1]) - 1}.proj"),
         (r"^stages\.(\d)\.blocks", lambda match: f"network.{2 * int(match[1])}"),
@@ -285,9 +249,6 @@ ORIGINAL: dict[str, Layout] = {
         (r"^stages\.(\d)\.blocks", lambda match: f"block{int(match[1]) + 1}"),
         (r"^stages\.(\d)\.norm", lambda match: f"norm{int(match[1]) + 1}"), (r"\.dwconv\.", ".dwconv.dwconv."),
     ),
-    "tnt_s_patch16_224": lambda state: TNT(
-        {name: value.flatten(2).mT if name == "pixel_pos" else value for name, value in state.items()}
-    ),
     "tiny_vit_5m_224": with_buffers("stages.1.blocks.0.attn.attention_bias_idxs"),
     "focalnet_tiny_srf": with_buffers(
         layout=renamed((r"^stem\.norm", "stem.norm"), (r"layers\.(\d)\.downsample", later), (r"^stem", "patch_embed"),
@@ -298,7 +259,6 @@ ORIGINAL: dict[str, Layout] = {
         (r"^stages\.(\d)\.blocks", r"main_blocks.\1"), (r"^stages\.(\d)\.downsample", r"patch_embeds.\1"),
         (r"(patch_embeds\.\d)\.conv", r"\1.proj"), ("cpe1", "cpe.0"), ("cpe2", "cpe.1"),
     ),
-    "mvitv2_tiny": mvitv2,
     "hiera_tiny_224": lambda state: {
         "model_state": renamed((r"head\.fc", "head.projection"), (r"head\.norm", "norm"))(state)
     },
@@ -316,6 +276,7 @@ OTHERS = (
     *("mambaout_femto", "fastvit_t8", "repvit_m0_9", "starnet_s1", "efficientvit_m0", "efficientvit_b0", "rdnet_tiny"),
     *("nextvit_small", "ese_vovnet19b_dw", "selecsls42b", "gernet_s", "nf_resnet50", "cspresnet50", "skresnet18"),
     *("resnetv2_50", "convit_tiny", "tf_efficientnetv2_b0", "swiftformer_xs", "inception_next_atto"),
+    *("xcit_nano_12_p16_224", "resmlp_12_224", "tnt_s_patch16_224", "mvitv2_tiny"),
 )
 
 # timm interpolates their embeddings of places, or their biases between places.

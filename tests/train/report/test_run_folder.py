@@ -51,10 +51,9 @@ def test_versions_list_missing_packages() -> None:
     assert set(run_folder.RECORDED_PACKAGES) <= set(found)
 
 
-@pytest.mark.parametrize("name", ["settings.json", "summary.json", "model.onnx", "checkpoint/best"])
-def test_entry_that_cannot_be_replaced_is_named_before_the_start(tmp_path: Path, name: str) -> None:
-    (tmp_path / "run" / name).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"run/{name}: is in the place of the run's"):
+def test_folder_in_the_place_of_best_is_named_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoint/best").mkdir(parents=True)
+    with pytest.raises(UserError, match="run/checkpoint/best: is in the place of the run's link"):
         run_folder.open_folder(settings(tmp_path, run_name="run", resume="auto"), RunLock())
 
 

@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from pathlib import Path
@@ -120,7 +120,7 @@ def read_member(member: TarMember) -> bytes:
     return data
 
 
-class FileList:
+class FileList(Sequence[ImageFile]):
     """Images below a folder, without a Python object for each: all are files, or all are members of `shards`.
 
     Why: objects take several times the memory, in each rank.
@@ -158,7 +158,7 @@ class FileList:
         """
         return str(self[row])[len(self.prefix) :] if self.shards else self.name(row)
 
-    def __getitem__(self, row: int) -> ImageFile:
+    def __getitem__(self, row: int) -> ImageFile:  # type: ignore[override]
         """Return the path of a file, or a member of a shard; raises `IndexError` for a row that is not there."""
         if not self.shards:
             return Path(self.prefix + self.name(row))
@@ -167,7 +167,3 @@ class FileList:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.ends)
-
-    def __iter__(self) -> Iterator[ImageFile]:
-        """Yield all images in order."""
-        return (self[row] for row in range(len(self)))
