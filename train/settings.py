@@ -13,7 +13,7 @@ from entrypoint.core.setting_types import PathText, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
 from train.setting_groups.folder_kind import kind_of_folder
 from train.setting_groups.performance import PerformanceSettings
-from train.setting_groups.value_types import AboveZero, Positive
+from train.setting_groups.value_types import AboveZero, NotNegative, Positive
 
 # Channels, height and width.
 ImageShape = tuple[int, int, int]
@@ -155,10 +155,27 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
             speed=False,
             resume="may_change",
             evaluate="own",
+            needs="evaluate",
+        ),
+    ] = None
+    max_loss: Annotated[
+        NotNegative | None,
+        about(
+            "quantize: write int8 only if that costs at most so many points of the model's score.",
+            speed=False,
+            resume="may_change",
+            evaluate="own",
+            needs="evaluate",
         ),
     ] = None
     export: Annotated[
-        Literal["off", "onnx"], about("Also write the trained model as model.onnx.", speed=False, resume="may_change")
+        str,
+        about(
+            "Also write the trained model for other runtimes, with commas: onnx, torch-export, openvino, executorch."
+            " off: none.",
+            speed=False,
+            resume="may_change",
+        ),
     ] = "off"
     tensorboard: Annotated[
         bool, about("Write TensorBoard events.", speed=False, resume="may_change", nodes="may_differ")
@@ -172,6 +189,11 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
             nodes="may_differ",
         ),
     ] = "off"
+
+    @property
+    def tests_only(self) -> bool:
+        """Whether the training images are not needed: an evaluation that does not quantize."""
+        return bool(self.evaluate) and self.max_loss is None
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the whole run."""

@@ -152,7 +152,7 @@ def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[Image
     Of the folder of a split at most `limit` files are listed. Raises `UserError` for a folder or a file that cannot be
     used.
     """
-    only_test, data_dir = bool(settings.evaluate), settings.data_dir
+    only_test, data_dir = settings.tests_only, settings.data_dir
     if data_dir is None:
         raise UserError(f"TRAIN_DATASET={settings.dataset}: needs TRAIN_DATA_DIR, {WANTED_FOLDER[settings.dataset]}")
     if not is_folder(data_dir):

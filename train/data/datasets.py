@@ -126,7 +126,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
         if settings.reads_items:
             from train.data.sources.own_dataset import list_own_splits
 
-            listings = list_own_splits(settings, only_test=bool(settings.evaluate))
+            listings = list_own_splits(settings, only_test=settings.tests_only)
         else:
             listings = list_files(settings)
         if source == "stream":

@@ -22,7 +22,7 @@ from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_steps_taken, check_weights_finite
 from train.evaluation.evaluate import KEPT, Mistake, as_json, evaluation_values
-from train.evaluation.onnx_export import export_onnx
+from train.evaluation.exports import Exported, export_model
 from train.evaluation.results import EvalResult
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
@@ -105,11 +105,10 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
         text = loading.text(run.model_builder.plan.the_trainer().num_workers) if loading else ""
         with guarded_stdout():
             print("\n".join(summary_lines(summary, run.folder, text)))
-    if run.settings.export == "onnx":
-        sizes, shape = run.model_builder.sizes, run.model_builder.shape
-        shape = shape if sizes.eval == sizes.train else sizes.eval
-        model = rebuilt or run.trainer.state.eval_model
-        export_onnx(model, run.source.normalize, shape, run.classes, run.folder / "model.onnx")
+    if run.settings.export != "off":
+        model, decoded = rebuilt or run.trainer.state.eval_model, run.model_builder.plan.the_trainer().image_shape
+        exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.classes)
+        export_model(exported, run.settings.export.split(","), run.folder)
 
 
 def results_of_rank(run: TrainingRun) -> RankResults:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import writing_stdout
@@ -24,15 +25,17 @@ from train.data.sources.targets import Targets
 from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import EvalMethod, evaluate, evaluation_values
+from train.evaluation.exports import Exported
 from train.evaluation.load_model import load_model
 from train.evaluation.results import EvalResult
 from train.models.registry import check_other_size
 from train.optimization.losses import Loss, evaluation_loss, loss_name
+from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import LISTED_CLASSES, TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.settings import TrainSettings
-from train.transforms.batch_tensors import resize_batches
+from train.transforms.batch_tensors import resize_batch, resize_batches
 from train.transforms.normalize import Normalize
 
 
@@ -54,22 +57,37 @@ def evaluate_trained(
     sizes = image_sizes(settings, data.shape)
     check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
-    batches = source.test_batches()
-    if table is None:
-        batches = renumber(batches, order.to(group.device))
-    batches = resize_batches(batches, sizes.eval)
     outputs = trained.normalization.outputs
     if settings.threshold not in ("auto", trained.settings.threshold):
         outputs = replace(outputs, threshold=settings.threshold)
     method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment, loss, outputs)
-    score = evaluate(model, batches, group, method)
-    assert score is not None, "nothing asks it to stop"
+
+    def score_of(network: nn.Module) -> EvalResult:
+        """Return the result of the trained model, or of another in its place."""
+        batches = source.test_batches()
+        if table is None:
+            batches = renumber(batches, order.to(group.device))
+        result = evaluate(network, resize_batches(batches, sizes.eval), group, method)
+        assert result is not None, "nothing asks it to stop"
+        return result
+
+    score = score_of(model)
     skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
     if not group.is_main:
         return
     print_result(trained, score, skipped)
     if settings.evaluation_file:
         write_result(settings.evaluation_file, score, trained)
+    if settings.max_loss is not None:
+        from train.evaluation.quantize import quantize  # late: its packages are an extra
+
+        normalize = replace_fields(source.normalize, outputs=outputs)
+        exported = Exported.of(model, normalize, data.shape, settings, trained.classes)
+        images = resize_batch(source.sample(), sizes.eval)
+        least = score.accuracy - settings.max_loss
+        quantize(
+            exported, images, lambda network: score_of(network).accuracy, least, trained.weights.parent / INT8_FILE
+        )
 
 
 def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> None:

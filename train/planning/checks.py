@@ -6,6 +6,7 @@ from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
+from train.planning.export_formats import check_formats
 from train.planning.image_sizes import check_image_sizes, model_input_shape
 from train.planning.optimizers import ELEMENTWISE
 from train.planning.trained_run import read_trained_run
@@ -107,10 +108,11 @@ def check_extras(given: ParsedSettings[TrainSettings]) -> None:
     values = given.values
     needed = {
         "track": values.track if values.track != "off" else "",
-        "export": "onnx" if values.export == "onnx" else "",
         "prune_ratio": PRUNE_EXTRAS[values.prune_backend] if values.prune_ratio else "",
         "tensorboard": "tensorboard" if values.tensorboard else "",
     }
+    if values.export != "off":
+        check_formats(values.export.split(","), given.sources["export"])
     for name, extra in needed.items():
         if extra and name in given.sources:  # the default, TensorBoard, is left out instead
             require_extra(extra, given.sources[name])

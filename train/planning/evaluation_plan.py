@@ -7,13 +7,16 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.packages import require_extra
 from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.model import Plan, TrainerPlan, make_decision
+from entrypoint.plan.model import Decision, Plan, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.models.weights_origin import find_weights_file
 from train.planning.compute import decide_precision
+from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
 from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
@@ -34,6 +37,7 @@ def plan_evaluation(
     """
     settings = given.values
     check_result_file(settings)
+    check_quantization(settings, plan)
     check_image_sizes(given, dataset)
     if image_sizes(settings, dataset.shape).other_shapes:
         ask_model()
@@ -51,6 +55,7 @@ def plan_evaluation(
     decisions = (
         make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
         decide_model(given),
+        *decide_quantization(given),
         *decide_images(dataset),
         *decide_image_sizes(given, dataset),
         workers_decision,
@@ -70,6 +75,28 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     ]
     verb = "has" if len(found) == 1 else "have"
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
+
+
+def decide_quantization(given: ParsedSettings[TrainSettings]) -> tuple[Decision, ...]:
+    """Return what an int8 model may cost, nothing without one."""
+    limit = given.values.max_loss
+    if limit is None:
+        return ()
+    reason = f"at most {limit:g} points below the model's score"
+    return (make_decision("int8", INT8_FILE, "", reason, given.sources["max_loss"]),)
+
+
+def check_quantization(settings: TrainSettings, plan: Plan) -> None:
+    """Raise `UserError` if the model cannot be quantized here, by one rank, into its own folder."""
+    if settings.max_loss is None:
+        return
+    source = f"TRAIN_MAX_LOSS={settings.max_loss:g}"
+    require_extra("quantize", source)
+    if plan.nodes.world_size > 1:
+        raise UserError(f"{source}: one rank quantizes, and this job has {plan.nodes.world_size}. Start one.")
+    folder = find_weights_file(settings.evaluate, "TRAIN_EVALUATE").parent
+    if why := why_not_writable(folder):
+        raise UserError(f"{source}: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
 
 
 def check_result_file(settings: TrainSettings) -> None:

@@ -45,7 +45,7 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "gradient_compression": ("grad compression", "off", "for DDP; may reduce accuracy"),
     "prune_ratio": ("pruning", 0.0, ""),
     "deterministic": ("deterministic", False, "deterministic kernels only"),
-    "export": ("export", "off", "model.onnx after the last epoch"),
+    "export": ("export", "off", "files for other runtimes after the last epoch"),
     "eval_every": ("eval every", 1, "epochs; the last one is evaluated too"),
     "test_time_augment": ("test-time copies", "off", "evaluation takes the mean over copies of an image"),
     "track": ("tracker", "off", "gets the numbers of the run too"),

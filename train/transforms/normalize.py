@@ -44,7 +44,11 @@ class Normalize:
 
     def undo(self, images: Tensor) -> Tensor:
         """Return normalized (N, C, H, W) images as bytes on the CPU."""
-        return (images.float() / self.scale + self.mean).round().clamp(0, 255).to(torch.uint8).cpu()
+        return self.pixels(images).round().clamp(0, 255).to(torch.uint8)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return normalized (N, C, H, W) images as floats from 0 to 255 on the CPU, in rows of pixels."""
+        return (images.float() / self.scale + self.mean).cpu().contiguous()
 
     def __call__(self, images: Tensor, buffer: Tensor | None = None) -> Tensor:
         """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`.

@@ -1,4 +1,4 @@
-"""`entrypoint evaluate`: launch the trainer to evaluate a trained model."""
+"""`entrypoint evaluate` and `quantize`: launch the trainer to evaluate a trained model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from entrypoint.core.errors import UserError, printable
 
 def run(invocation: Invocation) -> int:
     """Launch the trainer with the model that the words name, or that TRAIN_EVALUATE as a flag does."""
-    command = invocation.command
+    command, name = invocation.command, invocation.command.command
     model, *others = command.words or (command.flags.get("TRAIN_EVALUATE", ""),)
     if not model:
-        raise UserError("evaluate: needs a trained model. Use `entrypoint evaluate RUN`.")
+        raise UserError(f"{name}: needs a trained model. Use `entrypoint {name} RUN`.")
     if others:
-        raise UserError(f"evaluate {printable(others[0])}: one model at a time. Evaluate each by itself.")
+        raise UserError(f"{name} {printable(others[0])}: one model at a time. Evaluate each by itself.")
     flags = {**command.flags, "TRAIN_EVALUATE": model}
+    if name == "quantize":
+        defaults = {"TRAIN_MAX_LOSS": "1", "LAUNCH_NPROC_PER_NODE": "1"}
+        flags = {variable: value for variable, value in defaults.items() if variable not in invocation.environ} | flags
     return train_run.run(replace(invocation, command=replace(command, flags=flags, words=())))

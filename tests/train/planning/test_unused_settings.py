@@ -70,6 +70,8 @@ CASES = [
     ("TRAIN_SYNC_BATCHNORM=0", SPEEDNET, "memory", 1, SPEEDNET, "memory", 2),
     ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 2, SPEEDNET, "memory", 2),
     ("TRAIN_KEEP_CHECKPOINTS=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_EVALUATION_FILE=x.json", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
+    ("TRAIN_MAX_LOSS=2", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
     ("TRAIN_RESUME_ALLOW_CHANGED=1", {}, "memory", 1, {"TRAIN_RESUME": "auto"}, "memory", 1),
 ]
 
