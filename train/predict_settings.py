@@ -23,6 +23,12 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
         Literal["auto", "off", "flip", "flip-shift"],
         about("Test-time augmentation: the mean over copies of an image. auto: as the run was evaluated.", basic=True),
     ] = "auto"
+    features: Annotated[
+        Path | None,
+        about(
+            "Also write what the last linear layer gets of each image, as a .npy file with a row for each.", basic=True
+        ),
+    ] = None
     model: Annotated[
         str, about("Your own model's package.module:function, which a file alone may not choose.", basic=True)
     ] = ""

@@ -78,12 +78,15 @@ class ScalerState(msgspec.Struct, frozen=True, kw_only=True):
 class OutputScale(msgspec.Struct, frozen=True, kw_only=True):
     """How a model's outputs are read: numbers times `deviation` plus `mean`, and labels from `threshold` on.
 
+    Logits of classes are divided by `temperature` before they become probabilities.
+
     A regression learns targets of mean 0 and standard deviation 1.
     """
 
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     threshold: float = 0.5
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
 
 
 PLAIN_OUTPUTS = OutputScale()

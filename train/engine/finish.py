@@ -84,7 +84,7 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {
         **evaluation_values(scores.test, run.classes, run.settings.score),
-        "mistakes": as_json(mistakes, run.classes),
+        "mistakes": as_json(mistakes, run.classes, rebuilt or run.trainer.state.eval_model, run.source.normalize),
     }
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())

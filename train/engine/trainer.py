@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
-from train.checkpoint.metadata import OutputScale
 from train.data.datasets import DataSet, load
 from train.data.feeds.choose import build_loader
 from train.data.feeds.loader import BatchLoader
@@ -204,6 +204,7 @@ def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None,
     """
     run.mistakes = MistakeCollector(run.source.normalize)
     part = part or TrainedPart(run.source)
+    chooses = run.settings.threshold == "auto" and run.source.has_val and not test
     batches = part.source.val_batches() if run.source.has_val and not test else part.source.test_batches()
     score = evaluate(
         part.of(run.trainer.state.eval_model),
@@ -215,15 +216,16 @@ def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None,
             run.settings.test_time_augment,
             evaluation_loss(run.model_builder.loss),
             run.source.normalize.outputs,
-            chooses=run.settings.threshold == "auto" and run.source.has_val and not test,
+            chooses=chooses,
         ),
         stop=lambda: STOP_CONTROLLER.stop_requested,
         look=run.mistakes.add if run.settings.task == "classify" and not part.layer else None,
     )
     if score is None:
         save_and_exit(run, epochs)
-    if "threshold" in score.others:  # of the images that choose, also for the test that follows
-        outputs = OutputScale(threshold=score.others["threshold"])
+    if chooses:  # also for the test that follows
+        chosen = {name: score.others[name] for name in ("threshold", "temperature") if name in score.others}
+        outputs = msgspec.structs.replace(run.source.normalize.outputs, **chosen)
         run.source.normalize = replace(run.source.normalize, outputs=outputs)
     if not math.isfinite(score.loss):
         check_weights_finite(run.trainer)  # a broken weight is the cause, so its name is the better message

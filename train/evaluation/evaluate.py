@@ -18,6 +18,14 @@ from train.checkpoint.metadata import PLAIN_OUTPUTS, OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
+from train.evaluation.confidence import (
+    BINS,
+    TEMPERATURES,
+    Confidence,
+    count_confidence,
+    losses_by_temperature,
+)
+from train.evaluation.heat_map import heat_maps, show_heat
 from train.evaluation.results import EvalResult
 from train.evaluation.target_scores import TargetScores
 from train.optimization.losses import Loss
@@ -30,7 +38,7 @@ class EvalMethod:
     """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, the number of classes, and the loss.
 
     Without classes, the result has neither a confusion matrix nor the accuracy of each class. A loss with targets has
-    other scores, of `outputs`; these images may choose the threshold (`chooses`).
+    other scores, of `outputs`; these images may choose the threshold or the temperature (`chooses`).
     """
 
     precision: str = "fp32"
@@ -48,17 +56,33 @@ TOP = 5
 
 @dataclass
 class EvalCounts:
-    """What a rank has counted so far, as tensors that can be summed over the ranks."""
+    """What a rank has counted so far, as tensors that can be summed over the ranks.
+
+    `chooses` has the temperature chosen on these images, by the smallest cross entropy.
+    """
 
     classes: int
     device: torch.device
     loss: Loss = field(default_factory=Loss)
+    temperature: float = 1.0
+    chooses: bool = False
     totals: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start at zero: stop request, loss, images, right ones, right ones among five, and the pairs of classes."""
+        """Start at zero.
+
+        Parts: stop request, loss, images, right ones, right ones among five; confidence; losses by temperature; and the
+        pairs of classes.
+        """
         count = self.classes**2 if self.has_matrix else 2 * self.classes
-        self.totals = torch.zeros(5 + count, dtype=torch.float64, device=self.device)
+        parts = 5 + 3 * BINS + len(TEMPERATURES) + count
+        self.totals = torch.zeros(parts, dtype=torch.float64, device=self.device)
+        self.plain, self.confidence, self.losses, self.pairs = self.parts_of(self.totals)
+
+    def parts_of(self, totals: Tensor) -> list[Tensor]:
+        """Return the parts of such a vector."""
+        known = [5, 3 * BINS, len(TEMPERATURES)]
+        return list(torch.split(totals, [*known, len(totals) - sum(known)]))
 
     @property
     def has_matrix(self) -> bool:
@@ -74,19 +98,26 @@ class EvalCounts:
         top5 = torch.zeros((), device=logits.device)
         if logits.shape[1] > TOP:
             top5 = ((logits.topk(TOP).indices == labels[:, None]).any(1) & counted).sum()
-        self.totals[1:5] += torch.stack([one.to(torch.float64) for one in (loss, counted.sum(), right.sum(), top5)])
+        self.plain[1:] += torch.stack([one.to(torch.float64) for one in (loss, counted.sum(), right.sum(), top5)])
+        shares = (logits[counted] / self.temperature).softmax(1).amax(1)
+        self.confidence += count_confidence(shares, right[counted]).flatten()
+        if self.chooses:
+            self.losses += losses_by_temperature(logits[counted], labels[counted])
         if not self.classes:
             return
         known, own = predicted[counted], labels[counted]
         if self.has_matrix:
-            self.totals[5:] += torch.bincount(own * self.classes + known, minlength=self.classes**2)
+            self.pairs += torch.bincount(own * self.classes + known, minlength=self.classes**2)
         else:
             hits = own[own == known]
-            self.totals[5:] += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
+            self.pairs += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
 
     def result(self, sums: Tensor, _: ProcessGroup) -> EvalResult:
         """Return the result of the sums over all ranks."""
-        (_stop, loss, images, right, top5), pairs = sums[:5].tolist(), sums[5:]
+        plain, confidence, losses, pairs = self.parts_of(sums)
+        _stop, loss, images, right, top5 = plain.tolist()
+        answers = Confidence(confidence.view(3, BINS).cpu())
+        temperature = TEMPERATURES[int(losses.argmin())] if self.chooses else self.temperature
         confusion: tuple[tuple[int, ...], ...] = ()
         if self.has_matrix:
             matrix = pairs.view(self.classes, self.classes)
@@ -95,7 +126,17 @@ class EvalCounts:
         else:
             own, correct = (one.tolist() for one in pairs.chunk(2))
         by_class = tuple(100 * hit / count if count else None for hit, count in zip(correct, own, strict=True))
-        return EvalResult(100 * right / images, loss / images, int(images), 100 * top5 / images, confusion, by_class)
+        others = {"ece": answers.error, "temperature": temperature}
+        return EvalResult(
+            100 * right / images,
+            loss / images,
+            int(images),
+            100 * top5 / images,
+            confusion,
+            by_class,
+            others,
+            answers,
+        )
 
 
 def evaluate(
@@ -117,7 +158,9 @@ def evaluate(
     """
     spread, method = is_sharded(model), method or EvalMethod()
     group.broadcast_buffers(list(model.buffers()))
-    counts: EvalCounts | TargetScores = EvalCounts(method.classes, group.device, method.loss)
+    counts: EvalCounts | TargetScores = EvalCounts(
+        method.classes, group.device, method.loss, method.outputs.temperature, method.chooses
+    )
     if method.loss.targets is not None:
         counts = TargetScores(method.loss, method.outputs, group.device, method.chooses)
     model.eval()
@@ -172,12 +215,16 @@ def evaluation_values(score: EvalResult, classes: tuple[str, ...], name: str) ->
         **score.others,
         "classes": list(classes),
         "confusion": score.confusion or None,
+        "calibration": score.confidence and score.confidence.calibration,
+        "precision_recall": score.confidence and score.confidence.precision_recall,
     }
 
 
 KEPT = 12
 # Sides of a kept image in pixels; a larger one is reduced.
 MAX_SIDE = 96
+# Gray and color.
+SHOWN_CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True, order=True)
@@ -206,7 +253,7 @@ class MistakeCollector:
     def add(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Look at a batch of normalized (N, C, H, W) images with their (N, classes) logits."""
         first, self.evaluated = self.evaluated, self.evaluated + len(images)
-        shares, predicted = logits.softmax(1).max(1)
+        shares, predicted = (logits / self.normalize.outputs.temperature).softmax(1).max(1)
         wrong = ((predicted != labels) & (labels != IGNORE_LABEL)).nonzero().flatten()
         if not len(wrong):
             return
@@ -217,8 +264,15 @@ class MistakeCollector:
         self.kept = sorted([*self.kept, *(Mistake(*row) for row in rows)], reverse=True)[:KEPT]
 
 
-def as_json(mistakes: list[Mistake], classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return mistakes for evaluation.json, each image as a PNG in base64."""
+def as_json(
+    mistakes: list[Mistake], classes: tuple[str, ...], model: nn.Module, normalize: Normalize
+) -> list[dict[str, Any]]:
+    """Return mistakes for evaluation.json, each image as a PNG in base64, and where in it the model finds the class."""
+    heat = None
+    if mistakes and len(mistakes[0].pixels) in SHOWN_CHANNELS:
+        pixels = torch.stack([one.pixels for one in mistakes])
+        predicted = torch.tensor([one.predicted for one in mistakes], device=normalize.mean.device)
+        heat = heat_maps(model.eval(), normalize(pixels.permute(0, 2, 3, 1)), predicted)
     return [
         {
             "class": classes[one.label],
@@ -226,14 +280,15 @@ def as_json(mistakes: list[Mistake], classes: tuple[str, ...]) -> list[dict[str,
             "probability": round(one.probability, 4),
             "file": one.file,
             "png": png_of(one.pixels),
+            "heat": "" if heat is None else png_of(show_heat(one.pixels, heat[row].cpu())),
         }
-        for one in mistakes
+        for row, one in enumerate(mistakes)
     ]
 
 
 def png_of(pixels: Tensor) -> str:
     """Return (C, H, W) bytes as a small PNG in base64; only gray and color images can be shown."""
-    if len(pixels) not in (1, 3):
+    if len(pixels) not in SHOWN_CHANNELS:
         return ""
     array = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
     image = Image.fromarray(array)

@@ -71,7 +71,13 @@ class Exported:
         whole.to(memory_format=torch.contiguous_format)  # what ExecuTorch's passes expect
         sizes = image_sizes(settings, decoded)
         shape = model_input_shape(settings, decoded) if sizes.eval == sizes.train else sizes.eval
-        metadata = {"task": settings.task, "classes": classes, "threshold": normalize.outputs.threshold}
+        outputs = normalize.outputs
+        metadata = {
+            "task": settings.task,
+            "classes": classes,
+            "threshold": outputs.threshold,
+            "temperature": outputs.temperature,
+        }
         return Exported(whole, normalize, shape, metadata)
 
     def program(self, images: Dim) -> ExportedProgram:

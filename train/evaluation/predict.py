@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.console import report_error, write_stderr, writing_stdout
-from entrypoint.core.errors import ExitCode, UserError, one_line
+from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import UnreadableImage, scan_class
 from train.evaluation.load_model import load_model
+from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
@@ -89,12 +92,32 @@ class Predictor:
         inputs = self.normalize(transform.after_decoding(torch.stack(list(pixels))))
         return resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        """Return the (N, outputs) logits of inputs, over copies of each where the run or the user asks for that."""
+    @property
+    def copies(self) -> str:
+        """Return over which copies of an image the run or the user asks to average."""
         own = self.settings.test_time_augment
-        copies = self.trained.settings.test_time_augment if own == "auto" else own
+        return self.trained.settings.test_time_augment if own == "auto" else own
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the (N, outputs) logits of inputs."""
         with torch.inference_mode():
-            return averaged_logits(self.model, inputs, copies)
+            return averaged_logits(self.model, inputs, self.copies)
+
+    def keep_features(self) -> list[Tensor]:
+        """Return a list that gets the (N, features) inputs of the last linear layer, batch by batch.
+
+        Raises `UserError` without such a layer, for features of several copies, and for a file that cannot be written.
+        """
+        check_result_file(self.settings.features, "PREDICT_FEATURES")
+        heads = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        source = f"PREDICT_FEATURES={printable(self.settings.features)}"
+        if not heads:
+            raise UserError(f"{source}: the model has no linear layer, whose inputs the features are. Unset it.")
+        if self.copies != "off":
+            raise UserError(f"{source}: an image has one row. Set PREDICT_TEST_TIME_AUGMENT=off.")
+        rows: list[Tensor] = []
+        heads[-1].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(1).float()))
+        return rows
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.
@@ -110,7 +133,7 @@ class Predictor:
             shares = logits.sigmoid()
             count = max(count if self.settings.top > 1 else 0, int((shares >= outputs.threshold).sum()))
         else:
-            shares = logits.softmax(0)
+            shares = (logits / outputs.temperature).softmax(0)
         top = shares.topk(count)
         return tuple(
             (names[index], share) for index, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -178,24 +201,40 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 WRITERS = {"table": write_table, "csv": write_csv, "json": write_json}
 
 
+def write_features(path: Path, rows: Tensor, readable: Sequence[bool]) -> None:
+    """Write a row for each image, of NaN where it cannot be read; raises `UserError` for a disk."""
+    table = torch.full((len(readable), rows.shape[1]), torch.nan)
+    table[torch.tensor(readable)] = rows
+    try:
+        with atomic_open(path) as file:
+            np.save(file, table.numpy())
+    except OSError as error:
+        raise UserError(
+            f"PREDICT_FEATURES={printable(path)}: cannot be written ({error.strerror}). Free disk space.",
+            ExitCode.MACHINE,
+        ) from None
+
+
 def predict_command(settings: PredictSettings, words: Sequence[str]) -> int:
     """Print the prediction of every image; return 2 if one of them could not be read. Raises `UserError`."""
     paths = find_images(words[1:])
     predictor = Predictor.load(settings, words[0])
-    unreadable = 0
+    features = predictor.keep_features() if settings.features else []
+    readable: list[bool] = []
 
     def named() -> Iterator[Prediction]:
-        nonlocal unreadable
         for one in predictor.predict(paths):
+            readable.append(not one.problem)
             if one.problem:
-                unreadable += 1
                 write_stderr(f"predict: {one_line(one.path)}: {one_line(one.problem)}")
             yield one
 
     sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # names of files are bytes
     with writing_stdout():
         WRITERS[settings.format](named(), sys.stdout)
-    if unreadable:
+    if settings.features and features:
+        write_features(settings.features, torch.cat(features), readable)
+    if unreadable := readable.count(False):
         write_stderr(f"predict: {unreadable:,} of {len(paths):,} images cannot be read")
     return ExitCode.USAGE if unreadable else ExitCode.DONE
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from train.checkpoint.metadata import OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
+from train.evaluation.confidence import Confidence, count_confidence
 from train.evaluation.results import EvalResult
 from train.optimization.losses import Loss
 
@@ -86,6 +87,7 @@ class TargetScores:
             accuracy=100 * sum(known) / max(1, len(known)),
             class_accuracy=tuple(None if one is None else 100 * one for one in precisions),
             others={"f1_micro": 100 * micro, "f1_macro": 100 * macro, "threshold": threshold},
+            confidence=Confidence(count_confidence(shares.flatten(), wanted.flatten())),
         )
 
 

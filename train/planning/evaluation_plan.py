@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -36,7 +37,7 @@ def plan_evaluation(
     `ask_model` has a child process build the model, for a size that only the model itself can refuse.
     """
     settings = given.values
-    check_result_file(settings)
+    check_result_file(settings.evaluation_file, "TRAIN_EVALUATION_FILE")
     check_quantization(settings, plan)
     check_image_sizes(given, dataset)
     if image_sizes(settings, dataset.shape).other_shapes:
@@ -99,14 +100,10 @@ def check_quantization(settings: TrainSettings, plan: Plan) -> None:
         raise UserError(f"{source}: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
 
 
-def check_result_file(settings: TrainSettings) -> None:
-    """Raise `UserError` if the result of an evaluation cannot be written where the user wants it."""
-    if settings.evaluation_file is None:
+def check_result_file(file: Path | None, variable: str) -> None:
+    """Raise `UserError` if a result cannot be written where the user wants it."""
+    if file is None:
         return
-    folder = settings.evaluation_file.parent
-    why = why_not_writable(folder) if is_folder(folder) else "no such folder"
+    why = why_not_writable(file.parent) if is_folder(file.parent) else "no such folder"
     if why:
-        raise UserError(
-            f"TRAIN_EVALUATION_FILE={printable(settings.evaluation_file)}: cannot be written ({why}). Name another"
-            " file."
-        )
+        raise UserError(f"{variable}={printable(file)}: cannot be written ({why}). Name another file.")

@@ -127,6 +127,7 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
         shown=[(key, value_text(value)) for key, value in summary.items() if key != "stragglers"],
         advice=advise(summary, plan, lines),
         plots=drawings(plots_of(lines)),
+        confidence=drawings(confidence_plots(evaluation), ""),
         batch=base64.b64encode(batch.read_bytes()).decode() if is_file(batch) else "",
         skipped=first_lines(read_regular(skipped).splitlines()) if is_file(skipped) else [],
         mistakes=[one for one in evaluation.get("mistakes") or [] if one.get("png")],
@@ -221,6 +222,20 @@ def plots_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     }
 
 
+def confidence_plots(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
+    """Return how often answers are right by how sure the model is, and precision by recall; nothing for numbers."""
+    calibration, curve = evaluation.get("calibration"), evaluation.get("precision_recall")
+    if not calibration or not curve:
+        return {}
+    ideal = ([0.0, 1.0], [0.0, 1.0])
+    shares, right, _ = map(list, zip(*calibration, strict=True))
+    recall, precision = map(list, zip(*curve, strict=True))
+    return {
+        "right answers by probability": {"this model": (shares, right), "ideal": ideal},
+        "precision by recall": {"this model": (recall, precision)},
+    }
+
+
 @contextmanager
 def without_messages() -> Iterator[None]:
     """Keep matplotlib from printing: that it lists the fonts, and which letters its font lacks."""
@@ -236,13 +251,13 @@ def without_messages() -> Iterator[None]:
 
 
 @without_messages()
-def drawings(plots: Mapping[str, Mapping[str, Curve]]) -> list[str]:
-    """Return curves by title and label as drawings in a page."""
-    return [drawing(title, curves) for title, curves in plots.items()]
+def drawings(plots: Mapping[str, Mapping[str, Curve]], below: str = "epoch") -> list[str]:
+    """Return curves by title and label as drawings in a page, with a text below each."""
+    return [drawing(title, curves, below) for title, curves in plots.items()]
 
 
-def drawing(title: str, curves: Mapping[str, Curve]) -> str:
-    """Return one drawing over the epochs as SVG, without the prologue of a file of its own."""
+def drawing(title: str, curves: Mapping[str, Curve], below: str) -> str:
+    """Return one drawing as SVG, without the prologue of a file of its own."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -254,12 +269,12 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     for epochs, values in curves.values():
         axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1)
     axes.set_title(title)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(below)
     axes.grid(alpha=0.3)
     if title == SPEED:
         axes.set_ylim(bottom=0)
     if len(curves) > 1:
-        axes.legend(axes.lines, list(curves), loc="upper right")  # loc="best" is slow
+        axes.legend(axes.lines, list(curves), loc="upper right" if below else "upper left")  # "best" is slow
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
     out = io.StringIO()
     for text in figure.findobj(Text):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -205,6 +206,26 @@ def test_test_time_augmentation_holds_for_later_commands(
         for path, found in shares.items()
     ) / len(shares)
     assert loss == pytest.approx(six["loss"], abs=1e-4)
+
+
+def test_features_have_a_row_for_each_image(entrypoint: Entrypoint, trained: Path, image_folder: Path) -> None:
+    min((image_folder / "test").rglob("*.*")).write_bytes(b"broken")
+    done = entrypoint("predict", trained, image_folder / "test", "--features=f.npy", "--format=json")
+    listed = json.loads(done.out)
+    table = np.load(entrypoint.folder / "f.npy")
+    assert table.shape == (len(listed), 512)
+    assert (
+        np.isnan(table).any(1).tolist()
+        == [row == 0 for row in range(len(listed))]
+        == ["error" in each for each in listed]
+    )
+    head = load_file(trained / "model.safetensors")
+    logits = table @ head["fc2.weight"].numpy().T + head["fc2.bias"].numpy()
+    for each, row in zip(listed[1:], logits[1:], strict=True):
+        assert each["predictions"][0]["class"] == f"class{row.argmax()}"
+    for path, more, problem in (("no/f.npy", "off", "no such folder"), ("f.npy", "flip", "an image has one row")):
+        refused = entrypoint("predict", trained, image_folder, f"--features={path}", f"--test-time-augment={more}")
+        assert (refused.code, problem in refused.error_lines[0]) == (2, True)
 
 
 def test_cells_of_a_csv_are_no_formulas() -> None:

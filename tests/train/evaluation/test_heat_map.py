@@ -1,0 +1,60 @@
+"""Heat is where the class comes from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from train.evaluation.heat_map import heat_maps, show_heat
+from train.models.registry import build_model
+from train.settings import TrainSettings
+
+
+class Corners(nn.Module):
+    """Sees class 0 in the upper left quarter of an image, and class 1 in the lower right one."""
+
+    def __init__(self, *, channels_last: bool) -> None:
+        super().__init__()
+        self.channels_last, self.features = channels_last, nn.Identity()
+        mask = torch.zeros(2, 8, 8)
+        mask[0, :4, :4] = mask[1, 4:, 4:] = 1
+        self.mask = nn.Buffer(mask)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = images * self.mask
+        if self.channels_last:
+            maps = self.features(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            maps = self.features(maps)
+        return maps.mean((2, 3))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_heat_is_on_the_part_that_decides(channels_last: bool) -> None:
+    heat = heat_maps(Corners(channels_last=channels_last), torch.ones(2, 1, 8, 8), torch.tensor([0, 1]))
+    assert heat is not None
+    assert heat.shape == (2, 8, 8)
+    assert heat[0, :4, :4].min() == heat[1, 4:, 4:].min() == 1
+    assert heat[0, 4:].max() == heat[1, :4].max() == 0
+
+
+@pytest.mark.slow_except("cnn")
+@pytest.mark.parametrize(
+    ("name", "has_maps"), [("cnn", True), ("mobilenet_v2", True), ("timm:vit_tiny_patch16_224", False)]
+)
+def test_only_networks_with_maps_of_features_have_heat(name: str, has_maps: bool) -> None:
+    if name != "cnn":
+        pytest.importorskip("timm" if name.startswith("timm") else "torchvision")
+    shape = (3, 32, 32) if has_maps else (3, 224, 224)
+    model = build_model(TrainSettings(model=name), shape, 4).eval().requires_grad_(requires_grad=False)
+    heat = heat_maps(model, torch.randn(2, *shape), torch.tensor([0, 1]))
+    assert (heat is not None) == has_maps
+
+
+def test_heat_is_shown_in_red_over_the_image() -> None:
+    heat = torch.zeros(4, 4)
+    heat[0, 0] = 1
+    shown = show_heat(torch.full((1, 4, 4), 100, dtype=torch.uint8), heat)
+    assert shown[:, 0, 0].tolist() == [193, 40, 40]
+    assert shown[:, 1, 1].tolist() == [100, 100, 100]
