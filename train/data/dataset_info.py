@@ -28,8 +28,6 @@ from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import BOOK_PIXELS, TrainSettings
 
-# Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
-MAX_COUNTED = 200_000
 KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
 # Headers that are read: of so many images, evenly over the classes, and of more while all are gray.
@@ -54,7 +52,6 @@ class DatasetInfo:
 
     images: int
     shape: tuple[int, int, int]
-    counted_all: bool = True
     becomes: str = ""
     is_resized: bool = False
     train_images: int = 0
@@ -98,7 +95,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return inspect_synthetic(settings)
     if settings.reads_items:
         return ask_probe(settings)
-    return describe_lists(settings, *list_files(settings, limit=MAX_COUNTED + 1))
+    return describe_lists(settings, *list_files(settings))
 
 
 @cache
@@ -120,11 +117,10 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
     headers = read_headers(train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     trained = 0 if settings.evaluate else len(train)  # both are the same list then
-    counts = Counter(() if train.targets or len(train) > MAX_COUNTED else train.labels)
+    counts = Counter(() if train.targets else train.labels)
     return DatasetInfo(
         trained + len(test),
         shape,
-        counted_all=trained + len(test) <= MAX_COUNTED,
         becomes=headers.describe(shape),
         is_resized=headers.are_resized(shape),
         train_images=trained,
@@ -146,11 +142,10 @@ WANTED_FOLDER = {
 }
 
 
-def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[ImageList, ImageList]:
+def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
     """Return train and test as TRAIN_DATASET says where they and their classes stand.
 
-    Of the folder of a split at most `limit` files are listed. Raises `UserError` for a folder or a file that cannot be
-    used.
+    Raises `UserError` for a folder or a file that cannot be used.
     """
     only_test, data_dir = settings.tests_only, settings.data_dir
     if data_dir is None:
@@ -165,15 +160,15 @@ def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[Image
 
         return list_shard_splits(data_dir, settings.cache_dir, only_test=only_test)
     if only_test and (cuts_val := choice_of_trained_run(settings, data_dir)) is not None:
-        test = list_splits(data_dir, settings.on_unreadable_image, cuts_val=cuts_val)[1]
+        test = list_splits(data_dir, settings.on_unreadable_image, cuts_val=cuts_val, cache_dir=settings.cache_dir)[1]
         test = take_rows(test, range(len(test) if test.val_start is None else test.val_start))
         return test, test
     return list_splits(
         data_dir,
         settings.on_unreadable_image,
         only_test=only_test,
-        limit=limit,
         cuts_val=not settings.val_split,
+        cache_dir=settings.cache_dir,
     )
 
 

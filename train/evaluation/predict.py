@@ -151,7 +151,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        found += [Path(str(one.path)) if isinstance(one, UnreadableImage) else one for one in scan_class(path)]
+        found += [Path(str(one.path)) if isinstance(one, UnreadableImage) else Path(one) for one in scan_class(path)]
     if not found:
         raise UserError("predict: no images there. Use `entrypoint predict RUN IMAGES…`, with files or folders.")
     return found

@@ -53,7 +53,7 @@ def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
 def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if the run has fewer steps than TRAIN_PROFILE needs after its warm-up."""
     settings = given.values
-    if not settings.profile or not dataset.counted_all or not dataset.train_images:
+    if not settings.profile or not dataset.train_images:
         return
     steps = settings.total_steps(images_to_train(settings, dataset) // settings.batch_size)
     needed = PROFILE_WARM_UP + settings.profile
@@ -130,7 +130,7 @@ def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> 
             f"{given.sources['val_split']}: the folder has val/ next to test/, which chooses the best checkpoint."
             " Unset one of the two."
         )
-    if given.values.val_split and dataset.counted_all and 0 < dataset.train_images <= len(dataset.classes):
+    if given.values.val_split and 0 < dataset.train_images <= len(dataset.classes):
         raise UserError(
             f"{given.sources['val_split']}: leaves no image to choose by, as each class has one. Unset it or add"
             " images."
@@ -140,7 +140,7 @@ def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> 
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if a batch is larger than the training set."""
     size, count = given.values.batch_size, images_to_train(given.values, dataset)
-    if not dataset.counted_all or not count or size <= count:
+    if not count or size <= count:
         return
     recipe = given.sources.get("recipe", "")
     source = f"{recipe}: its batch of {size} is" if recipe and "batch_size" not in given.sources else ""
@@ -156,7 +156,7 @@ def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
     A folder whose unreadable images are skipped may have more epochs than its files say.
     """
     may_shrink = settings.reads_files and settings.on_unreadable_image == "skip"
-    if not settings.prune_ratio or not settings.steps or not dataset.counted_all or may_shrink:
+    if not settings.prune_ratio or not settings.steps or may_shrink:
         return
     steps_per_epoch = images_to_train(settings, dataset) // settings.batch_size
     if steps_per_epoch:

@@ -56,8 +56,7 @@ def check_prefetching(
     settings, ranks = given.values, len(plan.ranks)
     batches = 1 + settings.prefetch_factor if workers else 1
     for field, size, images in parts_read(settings, dataset, plan.nodes.world_size):
-        held = batches * size if images is None else min(batches * size, images)
-        needed = held * ranks * prod(dataset.shape)
+        needed = min(batches * size, images) * ranks * prod(dataset.shape)
         if memory_bytes and needed > memory_bytes * USABLE_SHARE:
             raise UserError(
                 f"TRAIN_PREFETCH_FACTOR={settings.prefetch_factor}: the images decoded ahead take"
@@ -67,17 +66,14 @@ def check_prefetching(
             )
 
 
-def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> list[tuple[str, int, int | None]]:
-    """Return for training and evaluation the setting of a batch, the images of a rank in it, and in all of the part.
-
-    The last is None where the images were not all counted.
-    """
+def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> list[tuple[str, int, int]]:
+    """Return for training and evaluation the setting of a batch, the images of a rank in it, and in all of the part."""
     size = STREAM_EVAL_BATCH_SIZE if settings.eval_batch_size == "auto" else settings.eval_batch_size
     trained, others = dataset.train_images or dataset.images, dataset.images - dataset.train_images
     others = max(others, round(trained * settings.val_split))
     micro_batch = settings.batch_size // (settings.grad_accum_steps * ranks)
-    training = ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None)
-    evaluation = ("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)
+    training = ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks)
+    evaluation = ("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks))
     return [evaluation] if settings.evaluate else [training, evaluation]
 
 

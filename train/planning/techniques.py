@@ -148,10 +148,9 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
     if not given.values.reads_files or given.values.evaluate:
         return ()
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
-    more = "" if dataset.counted_all else " or more"
     use = "choose or test" if dataset.has_val else "test"
     kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.task]
-    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others}{more} to {use}"]
+    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others} to {use}"]
     if len(dataset.class_counts) > 1:
         reasons.append(f"{min(dataset.class_counts):,} to {max(dataset.class_counts):,} a class")
     if "dataset" not in given.sources:

@@ -254,8 +254,7 @@ def decide_data_source(
     given: ParsedSettings[TrainSettings], dataset: DatasetInfo, memory_bytes: int
 ) -> tuple[str, Decision]:
     """Keep small datasets in memory as bytes, and stream large ones; raises `UserError` for what cannot be done."""
-    more = "" if dataset.counted_all else "over "
-    size = f"{more}{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
+    size = f"{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
     requested, can_stream = given.values.data_source, given.values.reads_files
     cuts_from_files = given.values.transforms == "imagenet" and can_stream and dataset.is_resized
     if requested == "stream" and not can_stream:
@@ -267,7 +266,7 @@ def decide_data_source(
         return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))
     if cuts_from_files:
         return "stream", Decision("data source", "stream", "random resized crops are cut out of the files")
-    fits = dataset.counted_all and dataset.bytes <= memory_bytes * DECODED_SHARE
+    fits = dataset.bytes <= memory_bytes * DECODED_SHARE
     if not can_stream or fits:
         return "memory", Decision("data source", "memory", f"{size}, once")
     return "stream", Decision("data source", "stream", f"{size}: over a quarter of memory")

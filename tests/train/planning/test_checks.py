@@ -35,12 +35,10 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
     [
         ({"TRAIN_MODEL": "speednet"}, DatasetInfo(100, (3, 32, 32))),
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
-        ({"TRAIN_BATCH_SIZE": "5000"}, DatasetInfo(300_000, (3, 8, 8), counted_all=False, train_images=4)),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
         ({"TRAIN_BIAS": "0"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "23"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10", **SKIPPING}, DatasetInfo(99, (1, 8, 8), train_images=640)),
-        ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10"}, DatasetInfo(99, (1, 8, 8), counted_all=False)),
     ],
 )
 def test_setting_that_the_run_would_accept_is_accepted(environ: dict[str, str], dataset: DatasetInfo) -> None:

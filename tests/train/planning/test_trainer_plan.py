@@ -23,7 +23,7 @@ from train.settings import read_train_settings
 SHM = ContainerInfo(shm_bytes=4 << 30)
 PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}
 SMALL = SMALL_DATASET
-LARGE = DatasetInfo(200_000, (3, 224, 224), counted_all=False)
+LARGE = DatasetInfo(200_000, (3, 224, 224))
 
 
 def planned(

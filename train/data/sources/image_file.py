@@ -66,23 +66,8 @@ class TarMember:
 ImageFile = Path | TarMember
 
 
-def file_size(file: ImageFile) -> int:
-    """Return the size in bytes of an image; raises `OSError`."""
-    return file.size if isinstance(file, TarMember) else file.stat().st_size
-
-
-def check_image_file(file: ImageFile) -> int:
-    """Return a file's size in bytes; raises `OSError` for anything but a regular file that has a sensible size.
-
-    Opening a named pipe would wait for ever, and so would reading some files below /proc, whose size is 0.
-    """
-    if isinstance(file, TarMember):  # only regular members are listed
-        size = file.size
-    else:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(NOT_A_FILE)
-        size = status.st_size
+def check_size(size: int) -> int:
+    """Return a size in bytes; raises `OSError` for one that no image has, such as the 0 of files below /proc."""
     if not size:
         raise OSError(EMPTY_FILE)
     if size > MAX_FILE_BYTES:
@@ -91,18 +76,29 @@ def check_image_file(file: ImageFile) -> int:
 
 
 def open_image(file: ImageFile) -> BytesIO | FileIO:
-    """Open an image; raises `OSError` for what `check_image_file` refuses."""
-    check_image_file(file)
-    return BytesIO(read_member(file)) if isinstance(file, TarMember) else file.open("rb", buffering=0)
+    """Open an image; raises `OSError` for anything but a regular file that has a sensible size.
+
+    The file system is asked once by name, as each question takes long on a network.
+    """
+    if isinstance(file, TarMember):  # only regular members are listed
+        check_size(file.size)
+        return BytesIO(read_member(file))
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for ever
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(NOT_A_FILE)
+        check_size(status.st_size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return FileIO(descriptor)
 
 
 def read_file(file: ImageFile) -> bytes:
-    """Return an image's content; raises `OSError` for what `check_image_file` refuses."""
-    size = check_image_file(file)  # a pipe would wait for ever when opened
-    if isinstance(file, TarMember):
-        return read_member(file)
-    with file.open("rb") as opened:
-        return opened.read(size + 1)
+    """Return an image's content; raises `OSError` for what `open_image` refuses."""
+    with open_image(file) as opened:
+        return opened.read()
 
 
 def read_member(member: TarMember) -> bytes:
@@ -133,8 +129,8 @@ class FileList(Sequence[ImageFile]):
         # Of each member: the number of its shard, and where it begins and how long it is (bytes).
         self.numbers, self.offsets, self.sizes = array("q"), array("q"), array("q")
 
-    def append(self, file: ImageFile) -> None:
-        """Add an image below the folder; the members of a shard come one after the other."""
+    def append(self, file: str | ImageFile) -> None:
+        """Add an image below the folder, a file by its path; the members of a shard come one after the other."""
         if isinstance(file, TarMember):
             if not self.shards or self.shards[-1] is not file.shard:
                 self.shards.append(file.shard)
@@ -144,6 +140,12 @@ class FileList(Sequence[ImageFile]):
         name = file.name if isinstance(file, TarMember) else str(file)[len(self.prefix) :]
         self.names += name.encode("utf-8", "surrogateescape")
         self.ends.append(len(self.names))
+
+    def extend(self, others: FileList) -> None:
+        """Add the files of another list of this folder."""
+        first = len(self.names)
+        self.names += others.names
+        self.ends.extend(first + end for end in others.ends)
 
     def name(self, row: int) -> str:
         """Return the path of a file inside the folder, or a member's name in its shard; raises `IndexError`."""

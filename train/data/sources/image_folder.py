@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, resolve
 from train.data.sources.image_file import FileList, ImageFile
+from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.targets import Targets
 from train.setting_groups.folder_kind import IGNORED_FOLDERS
 
@@ -207,10 +212,11 @@ def leads_up(entry: os.DirEntry[str]) -> bool:
     )
 
 
-def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
-    """Yield the files of one class, then those of its subfolders, however deep they are; hidden ones are passed over.
+def scan_class(folder: Path, places: list[Path] | None = None) -> Iterator[str | UnreadableImage]:
+    """Yield the paths of one class's files, then of those in its subfolders, however deep; hidden ones are passed over.
 
     Links are followed. A folder that cannot be listed, and a link to a folder above it, come as `UnreadableImage`.
+    The folders that are listed are added to `places`.
     """
     ahead = [folder]
     while ahead:
@@ -220,40 +226,93 @@ def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
         except OSError as error:
             yield UnreadableImage(place, f"cannot be listed ({error.strerror})")
             continue
+        if places is not None:
+            places.append(place)
         below: list[Path] = []
         for entry in entries:
-            path = Path(entry.path)
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name in IGNORED_FILES:
                 continue
-            if is_folder(entry) and not leads_up(entry):
-                below.append(path)
-            elif is_folder(entry):
-                yield UnreadableImage(path, LINK_UPWARD)
-            elif entry.name not in IGNORED_FILES:
-                reason = why_no_file(entry)
-                yield UnreadableImage(path, reason) if reason else path
+            reason = why_no_file(entry)
+            if not reason:
+                yield entry.path
+            elif not is_folder(entry):
+                yield UnreadableImage(Path(entry.path), reason)
+            elif leads_up(entry):
+                yield UnreadableImage(Path(entry.path), LINK_UPWARD)
+            else:
+                below.append(Path(entry.path))
         ahead += reversed(below)
 
 
-def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None) -> ImageList:
-    """Return the files of a split, at most `limit` of them; raises `UserError` where a class has none."""
-    files, labels = FileList(folder), array("q")
+@dataclass(frozen=True)
+class ListedClass:
+    """The files of one class, the folders that they are in, and what cannot be used."""
+
+    files: FileList
+    places: list[Path]
+    unreadable: list[UnreadableImage]
+
+
+def list_class(folder: Path, name: str) -> ListedClass:
+    """Return the files of a class of a split; raises `UserError` for a class without any."""
+    listed = ListedClass(FileList(folder), [], [])
+    for entry in scan_class(folder / name, listed.places):
+        if isinstance(entry, str):
+            listed.files.append(entry)
+        else:
+            listed.unreadable.append(entry)
+    if not len(listed.files):
+        raise empty_class_error(folder, name, listed.unreadable)
+    return listed
+
+
+def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = None) -> ImageList:
+    """Return the files of a split; raises `UserError` where a class has none.
+
+    Those of a large one are kept in the cache, and are listed again when one of its folders has changed.
+    """
+    list_one = partial(list_class, folder)
     unreadable: list[UnreadableImage] = []
-    for label, name in enumerate(classes):
-        if len(files) == limit:
-            break
-        before, unreadable_before = len(files), len(unreadable)
-        for entry in scan_class(folder / name):
-            if len(files) == limit:
-                break
-            if isinstance(entry, Path):
-                files.append(entry)
-            else:
-                unreadable.append(entry)
-        if len(files) == before:
-            raise empty_class_error(folder, name, unreadable[unreadable_before:])
-        labels.extend([label] * (len(files) - before))
-    return ImageList(folder, classes, files, labels, tuple(unreadable))
+
+    def list_all() -> Index:
+        with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
+            return join_classes(folder, classes, pool.map(list_one, classes), unreadable)
+
+    if len(list_one(classes[0]).files) * len(classes) < INDEXED_IMAGES:
+        index = join_classes(folder, classes, map(list_one, classes), unreadable)
+    else:
+        index = load_index(folder, [folder], cache_dir, list_all)
+    return ImageList(folder, classes, index.files, index.labels, tuple(unreadable))
+
+
+# So many images are listed before anybody would notice.
+INDEXED_IMAGES = 20_000
+# Folders listed at once, because each waits for a network file system, and the time (s) after which a line says so.
+LISTED_AT_ONCE, SILENT_S = 8, 2.0
+# A folder that changes so soon (ns) after it was listed may keep its time.
+SETTLED_NS = 2_000_000_000
+
+
+def join_classes(
+    folder: Path, classes: tuple[str, ...], listed: Iterable[ListedClass], unreadable: list[UnreadableImage]
+) -> Index:
+    """Return the files of all classes, and add what cannot be used to `unreadable`.
+
+    They are no index to be kept where a folder has just changed, or something cannot be used.
+    """
+    files, labels, places = FileList(folder), array("q"), [state_of(folder)]
+    due = time.monotonic() + SILENT_S
+    for label, part in enumerate(listed):
+        files.extend(part.files)
+        labels.extend([label] * len(part.files))
+        unreadable += part.unreadable
+        places += map(state_of, part.places)
+        if time.monotonic() > due:
+            done = f"{label + 1:,} of {len(classes):,} classes, {len(files):,} images so far"
+            log(f"listing {one_line(folder)}: {done}")
+            due = time.monotonic() + 5 * SILENT_S
+    is_settled = max(place.mtime_ns for place in places) + SETTLED_NS < time.time_ns()
+    return Index(files, labels, tuple(places) if is_settled and not unreadable else ())
 
 
 def list_splits(
@@ -261,22 +320,21 @@ def list_splits(
     policy: str = "error",
     *,
     only_test: bool = False,
-    limit: int | None = None,
     cuts_val: bool = True,
+    cache_dir: Path | None = None,
 ) -> tuple[ImageList, ImageList]:
     """Return train and test; raises `UserError` where their classes differ.
 
     A folder without test/ is split here, with a part for the choice of a checkpoint if `cuts_val`.
 
-    With the policy `error` it also raises for the first entry that cannot be used. Of each split's folder at most
-    `limit` files are listed.
+    With the policy `error` it also raises for the first entry that cannot be used.
     """
     with translate_folder_errors(data_dir):
         train, test, val, classes = split_classes(data_dir, only_test=only_test)
-        tested = list_split(test, classes, limit)
+        tested = list_split(test, classes, cache_dir)
         if val:
-            tested = append_split(tested, list_split(val, classes, limit), test.parent)
-        listings = tested if train == test else list_split(train, classes, limit), tested
+            tested = append_split(tested, list_split(val, classes, cache_dir), test.parent)
+        listings = tested if train == test else list_split(train, classes, cache_dir), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
     if train == test and not only_test:
         listings = cut_listing(tested, cuts_val=cuts_val)
@@ -321,9 +379,7 @@ def take_rows(listing: ImageList, rows: Sequence[int]) -> ImageList:
     """Return some images of a list."""
     files = FileList(listing.folder)
     for row in rows:
-        path = listing.files[row]
-        assert isinstance(path, Path), "a folder has files"
-        files.append(path)
+        files.append(f"{files.prefix}{listing.files.name(row)}")
     return replace(listing, files=files, labels=array("q", (listing.labels[row] for row in rows)), unreadable=())
 
 

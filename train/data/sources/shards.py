@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
+from train.data.sources.image_file import FileList, TarMember
 from train.data.sources.image_folder import (
     ImageList,
     append_split,
@@ -17,7 +22,8 @@ from train.data.sources.image_folder import (
     what_is_there,
     why_no_file,
 )
-from train.data.sources.shard_index import Index, load_index
+from train.data.sources.image_index import Index, load_index, state_of
+from train.data.sources.tar_headers import read_shard
 
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
@@ -25,6 +31,10 @@ SPLIT_NAME = re.compile(r"(train|test|val)(?![A-Za-z])", re.ASCII)
 # Compressed ones are found too, to be refused.
 SHARD_NAME = re.compile(r"[^.].*\.(tar|tar\.\w+|tgz|tbz2|txz|tzst)", re.ASCII | re.DOTALL | re.IGNORECASE)
 CLASSES_FILE = "classes.txt"
+# Shards whose headers are read at once: a network file system answers each question late.
+THREADS = 8
+# Fewer bytes are read so soon that nobody waits.
+LARGE_BYTES = 1 << 30
 NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-*.tar"
 
 
@@ -38,7 +48,10 @@ def list_shard_splits(
     with translate_folder_errors(data_dir):
         shards = find_test(data_dir) if only_test else find_splits(data_dir)
         names = read_classes(data_dir)
-        indexes = {split: load_index(data_dir, paths, cache_dir) for split, paths in shards.items()}
+        indexes = {
+            split: load_index(data_dir, paths, cache_dir, partial(build_index, data_dir, paths))
+            for split, paths in shards.items()
+        }
     splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
     if not only_test:
         listed = {f"{split}/": one.classes for split, one in splits.items()} | ({CLASSES_FILE: names} if names else {})
@@ -49,12 +62,30 @@ def list_shard_splits(
     return splits["train"], append_split(test, splits["val"], data_dir) if "val" in splits else test
 
 
+def build_index(folder: Path, shards: Sequence[Path]) -> Index:
+    """Read the headers of all shards; raises `UserError` or `OSError` for the first one that cannot be used."""
+    total = sum(state_of(path).size for path in shards)
+    if total >= LARGE_BYTES:
+        log(f"reading the headers of {len(shards):,} shards, {total / 2**30:,.1f} GiB, in {one_line(folder)}")
+    files, labels = FileList(folder), array("q")
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            for shard, images in pool.map(read_shard, shards):
+                for image, label in images:
+                    files.append(TarMember(shard, *image))
+                    labels.append(label)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return Index(files, labels, tuple(files.shards))
+
+
 def named_classes(data_dir: Path, index: Index, names: tuple[str, ...]) -> ImageList:
     """Return the images of a split with its classes in order of number; `names` are those of classes.txt, if any.
 
     Raises `UserError` for a number that classes.txt does not name.
     """
-    files, labels = index
+    files, labels = index.files, index.labels
     present = sorted(set(labels))
     if names and present[-1] >= len(names):
         where = printable(files.relative(labels.index(present[-1])))

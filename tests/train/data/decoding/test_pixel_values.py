@@ -16,7 +16,7 @@ from tests.factories import train_settings
 from train.data.cache.fingerprint import digest_of_file
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import failure_reason, read_image
-from train.data.sources.image_file import check_image_file
+from train.data.sources.image_file import open_image
 from train.data.sources.image_folder import UnreadableImage
 from train.data.workers import WorkerSpec
 
@@ -298,6 +298,6 @@ def test_file_of_no_sensible_size_is_not_read(tmp_path: Path, size: int, said: s
     path.touch()
     os.truncate(path, size)
     with pytest.raises(OSError, match=said) as caught:
-        check_image_file(path)
+        open_image(path)
     assert failure_reason(caught.value) == said
     assert digest_of_file(path) == said

@@ -1,4 +1,4 @@
-"""The index of shards is kept, checked when it is read, and made again when a shard or the index was changed."""
+"""The index of images is kept, checked when it is read, and made again when shards, folders or the index changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,12 @@ import pytest
 from entrypoint.core.atomic_files import checksum_trailer
 from entrypoint.core.errors import UserError
 from tests.train.data.shard_files import samples, write_tar
-from train.data.sources import shard_index
+from train.data.sources import image_folder
+from train.data.sources import shards as shards_module
 from train.data.sources.image_file import CHANGED_SHARD, TarMember, read_file
-from train.data.sources.shard_index import SavedIndex, load_index
+from train.data.sources.image_folder import list_split
+from train.data.sources.image_index import Index, SavedIndex, load_index
+from train.data.sources.shards import build_index
 from train.data.sources.tar_headers import read_shard
 
 
@@ -38,17 +42,23 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         seen.append(path)
         return read_shard(path)
 
-    monkeypatch.setattr(shard_index, "read_shard", count)
+    monkeypatch.setattr(shards_module, "read_shard", count)
     return seen
 
 
-def load(shards: list[Path], cache: Path | None) -> list[tuple[str, bytes | None, int]]:
-    files, labels = load_index(shards[0].parent, shards, cache)
-    return [(files.relative(row), read_file(files[row]), label) for row, label in enumerate(labels)]
+def load_shards(shards: list[Path], cache: Path | None) -> Index:
+    folder = shards[0].parent
+    return load_index(folder, shards, cache, partial(build_index, folder, shards))
+
+
+def load(shards: list[Path], cache: Path | None) -> list[tuple[str, bytes, int]]:
+    index = load_shards(shards, cache)
+    files = index.files
+    return [(files.relative(row), read_file(files[row]), label) for row, label in enumerate(index.labels)]
 
 
 def index_file(cache: Path) -> Path:
-    (path,) = cache.glob("images-*/*.shards")
+    (path,) = cache.glob("images-*/*.index")
     return path
 
 
@@ -72,8 +82,7 @@ def test_unchanged_size_and_time_of_a_swap_is_noticed(shards: list[Path], tmp_pa
 
 
 def test_shard_changed_during_the_run_is_not_read(shards: list[Path], tmp_path: Path) -> None:
-    files, _ = load_index(tmp_path / "data", shards, tmp_path / "cache")
-    member = files[0]
+    member = load_shards(shards, tmp_path / "cache").files[0]
     assert isinstance(member, TarMember)
     time.sleep(0.01)
     write_tar(shards[0], samples([2, 1, 0]))
@@ -119,7 +128,7 @@ def test_damaged_index_is_made_again(
     path.write_bytes(damage(path.read_bytes()))
     assert load(shards, cache) == good
     assert len(read) == 4
-    assert "the index of shards is damaged" in capsys.readouterr().err
+    assert "the index of images is damaged" in capsys.readouterr().err
     assert load(shards, cache) == good
     assert len(read) == 4
 
@@ -152,3 +161,90 @@ def test_processes_that_start_at_once_agree(shards: list[Path], tmp_path: Path) 
     with ProcessPoolExecutor(4) as pool:
         assert set(pool.map(load_alone, [(shards, tmp_path / "cache")] * 8)) == {5}
     assert not list(tmp_path.glob("cache/images-*/.*"))
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a split of two classes that is large enough for an index, and that has not just changed."""
+    monkeypatch.setattr(image_folder, "INDEXED_IMAGES", 4)
+    for label in range(2):
+        (tmp_path / f"split/{label}/deep").mkdir(parents=True)
+        for name in ("a.jpg", "b.jpg", "deep/c.jpg"):
+            (tmp_path / f"split/{label}" / name).touch()
+    age(tmp_path / "split")
+    return tmp_path / "split"
+
+
+def age(folder: Path) -> None:
+    for place in (folder, *folder.rglob("*")):
+        os.utime(place, (time.time() - 60, time.time() - 60))
+
+
+def names_of(folder: Path) -> list[str]:
+    listing = list_split(folder, ("0", "1"), folder.parent / "cache")
+    assert [name.startswith("1") for name in map(listing.files.name, range(len(listing)))] == [
+        *map(bool, listing.labels)
+    ]
+    return [listing.files.name(row) for row in range(len(listing))]
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the folders that are listed from now on."""
+    seen: list[str] = []
+    scandir = os.scandir
+
+    def count(folder: object) -> object:
+        if isinstance(folder, Path):
+            seen.append(f"{folder.parent.name}/{folder.name}")
+        return scandir(folder)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("os.scandir", count)
+    return seen
+
+
+def test_large_folder_is_listed_once(large: Path, listed: list[str]) -> None:
+    first = names_of(large)
+    assert first == [f"{label}/{name}" for label in (0, 1) for name in ("a.jpg", "b.jpg", "deep/c.jpg")]
+    assert set(listed) == {"split/0", "split/1", "0/deep", "1/deep"}
+    listed.clear()
+    assert names_of(large) == first
+    assert set(listed) == {"split/0", "0/deep"}, "the first class says how large the split is"
+
+
+@pytest.mark.parametrize("place", ["0", "1/deep", "."])
+def test_folder_that_changed_is_listed_again(large: Path, place: str) -> None:
+    names_of(large)
+    (large / place / "d.jpg").touch()
+    assert ("d.jpg" in "".join(names_of(large))) == (place != ".")
+    (large / place / "d.jpg").unlink()
+    assert "d.jpg" not in "".join(names_of(large))
+
+
+def test_folder_that_has_just_changed_is_not_kept(large: Path) -> None:
+    os.utime(large / "1")
+    names_of(large)
+    assert not list(large.parent.glob("cache/*/*.index"))
+    age(large)
+    names_of(large)
+    index_file(large.parent / "cache")
+
+
+def test_entries_that_cannot_be_used_are_not_kept(large: Path) -> None:
+    (large / "0/link.jpg").symlink_to("nowhere")
+    age(large / "1")
+    os.utime(large / "0", (time.time() - 60, time.time() - 60))
+    listing = list_split(large, ("0", "1"), large.parent / "cache")
+    assert len(listing.unreadable) == 1
+    assert not list(large.parent.glob("cache/*/*.index"))
+
+
+def test_long_listing_says_how_far_it_is(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names_of(large)
+    assert "listing" not in capsys.readouterr().err
+    monkeypatch.setattr(image_folder, "SILENT_S", -1.0)
+    (large / "0/d.jpg").touch()
+    names_of(large)
+    assert f"listing {large}: 1 of 2 classes, 4 images so far" in capsys.readouterr().err
