@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_folder, resolve
+from entrypoint.core.paths import exists, is_file, is_folder, resolve
 from train.child import ask_child
 from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
@@ -137,7 +137,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
 
 WANTED_FOLDER = {
     "imagefolder": "the folder that holds train/ and test/",
-    "csv": "the folder that holds train.csv and test.csv",
+    "csv": "the folder that holds train.csv",
     "shards": "the folder that holds train/*.tar and test/*.tar",
 }
 
@@ -153,23 +153,20 @@ def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
     if not is_folder(data_dir):
         what = "is a file, not a folder" if exists(data_dir) else "no such folder"
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name {WANTED_FOLDER[settings.dataset]}")
-    if settings.dataset == "csv":
-        return list_label_splits(settings, data_dir, only_test=only_test)
     if settings.dataset == "shards":
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
         return list_shard_splits(data_dir, settings.cache_dir, only_test=only_test)
+    list_both: Callable[..., tuple[ImageList, ImageList]] = partial(
+        list_splits, data_dir, settings.on_unreadable_image, cache_dir=settings.cache_dir
+    )
+    if settings.dataset == "csv":
+        list_both = partial(list_label_splits, settings, data_dir)
     if only_test and (cuts_val := choice_of_trained_run(settings, data_dir)) is not None:
-        test = list_splits(data_dir, settings.on_unreadable_image, cuts_val=cuts_val, cache_dir=settings.cache_dir)[1]
+        test = list_both(cuts_val=cuts_val)[1]
         test = take_rows(test, range(len(test) if test.val_start is None else test.val_start))
         return test, test
-    return list_splits(
-        data_dir,
-        settings.on_unreadable_image,
-        only_test=only_test,
-        cuts_val=not settings.val_split,
-        cache_dir=settings.cache_dir,
-    )
+    return list_both(only_test=only_test, cuts_val=not settings.val_split)
 
 
 def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
@@ -182,7 +179,10 @@ def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
     except UserError:  # the loading of the weights reports it
         return None
     trained_on = origin.settings.get("data_dir")
-    if not isinstance(trained_on, str) or whole_folder(folder) is None:
+    is_whole = whole_folder(folder) is not None
+    if settings.dataset == "csv":
+        is_whole = not any(is_file(folder / name) for name in ("test.csv", "val.csv"))
+    if not isinstance(trained_on, str) or not is_whole:
         return None
     return not origin.settings.get("val_split") if resolve(Path(trained_on)) == resolve(folder) else None
 

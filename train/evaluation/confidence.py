@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy, one_hot
 BINS, JOINED = 60, 4
 # What logits may be divided by: from a quarter to four, in eighths of an octave.
 TEMPERATURES = tuple(2 ** (step / 8) for step in range(-16, 17))
+# Fewer images say too little of a temperature.
+CHOOSING_IMAGES = 200
 
 
 def count_confidence(shares: Tensor, right: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.confidence import (
     BINS,
+    CHOOSING_IMAGES,
     TEMPERATURES,
     Confidence,
     count_confidence,
@@ -117,7 +118,8 @@ class EvalCounts:
         plain, confidence, losses, pairs = self.parts_of(sums)
         _stop, loss, images, right, top5 = plain.tolist()
         answers = Confidence(confidence.view(3, BINS).cpu())
-        temperature = TEMPERATURES[int(losses.argmin())] if self.chooses else self.temperature
+        chooses = self.chooses and images >= CHOOSING_IMAGES
+        temperature = TEMPERATURES[int(losses.argmin())] if chooses else self.temperature
         confusion: tuple[tuple[int, ...], ...] = ()
         if self.has_matrix:
             matrix = pairs.view(self.classes, self.classes)

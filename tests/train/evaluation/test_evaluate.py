@@ -69,3 +69,13 @@ def test_details_equal_torchmetrics(classes: int) -> None:
         assert [list(row) for row in score.confusion] == matrix.tolist()
     else:
         assert score.confusion == ()
+
+
+@pytest.mark.parametrize(("images", "chosen"), [(300, 4.0), (199, 1.0)])
+def test_enough_images_choose_a_temperature(images: int, chosen: float) -> None:
+    logits = 20 * torch.randn(images, 4, generator=make_generator("x"))
+    labels = torch.randint(0, 4, (images,), generator=make_generator("y"))
+    method = EvalMethod(classes=4, chooses=True)
+    score = evaluate(nn.Identity(), [(logits, labels)], ALONE, method)
+    assert score.others["temperature"] == chosen
+    assert score.others["ece"] == pytest.approx(75, abs=10)

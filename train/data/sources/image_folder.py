@@ -350,14 +350,15 @@ def cut_listing(whole: ImageList, *, cuts_val: bool) -> tuple[ImageList, ImageLi
     run and after others were added, but for some at the border. Raises `UserError` for a class with too few images.
     """
     parts: dict[str, list[int]] = {"train": [], "test": [], "val": []}
-    rows_of: list[list[int]] = [[] for _ in whole.classes]
+    classes = ("",) if whole.targets else whole.classes  # labels of targets are numbers of rows
+    rows_of: list[list[int]] = [[] for _ in classes]
     for row, label in enumerate(whole.labels):
-        rows_of[label].append(row)
+        rows_of[0 if whole.targets else label].append(row)
 
     def digest(row: int) -> bytes:
         return hashlib.blake2b(os.fsencode(whole.files.relative(row)), digest_size=8).digest()
 
-    for name, unordered in zip(whole.classes, rows_of, strict=True):
+    for name, unordered in zip(classes, rows_of, strict=True):
         rows = sorted(unordered, key=digest)
         if len(rows) < MIN_CUT_IMAGES:
             raise UserError(

@@ -15,10 +15,15 @@ from typing import TextIO
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_file
 from train.data.sources.image_file import FileList
-from train.data.sources.image_folder import ImageList, append_split, check_same_classes, find_alike
+from train.data.sources.image_folder import ImageList, append_split, check_same_classes, cut_listing, find_alike
 from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target
 from train.setting_groups.data import DataSettings
 
+# What others call the two columns (Hugging Face's imagefolder, Keras, fastai, timm).
+OTHER_NAMES = {
+    "file": ("filename", "file_name", "filepath", "file_path", "path", "image", "image_path", "image_id"),
+    "label": ("class", "class_name", "target", "category"),
+}
 DIVIDERS = (",", ";", "\t")
 # A line of a CSV file has a path and a name; the csv module's own limit is larger.
 MAX_NAME = 4096
@@ -27,14 +32,15 @@ MAX_NAME = 4096
 def label_files(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None]:
     """Return the files of train, test and val; without test.csv, val.csv is what is tested.
 
-    With `only_test` the first two are the file to evaluate. Raises `UserError` where one is missing.
+    With `only_test` the first two are the file to evaluate. Those of a train.csv alone are the same, as it is split.
+    Raises `UserError` where one is missing.
     """
     found = {name: data_dir / f"{name}.csv" for name in ("train", "test", "val")}
     there = {name: path for name, path in found.items() if is_file(path)}
-    test = there.get("test") or there.get("val")
+    test = there.get("test") or there.get("val") or (None if only_test else there.get("train"))
     if test is None or ("train" not in there and not only_test):
         raise UserError(
-            f"TRAIN_DATA_DIR={printable(data_dir)}: needs train.csv and test.csv (or val.csv), and has"
+            f"TRAIN_DATA_DIR={printable(data_dir)}: needs train.csv, or test.csv (or val.csv) to evaluate, and has"
             f" {', '.join(path.name for path in there.values()) or 'neither'}"
         )
     val = there.get("val") if "test" in there and not only_test else None
@@ -69,6 +75,10 @@ def split_columns(path: Path, file: TextIO, task: str) -> tuple[Iterator[list[st
     plain = [name.strip().lower() for name in header]
     names = [known if known in ("file", "label") else name.strip() for name, known in zip(header, plain, strict=True)]
     wanted = ("file", "label") if task == "classify" else ("file",)
+    for column in wanted:
+        other = next((name for name in OTHER_NAMES[column] if name in plain), "")
+        if column not in names and other:
+            names[plain.index(other)] = column
     missing = [column for column in wanted if column not in names]
     if missing or len(set(names)) < 2:
         raise UserError(
@@ -153,9 +163,12 @@ def names_in(folder: Path) -> frozenset[str]:
 
 
 def list_label_splits(
-    settings: DataSettings, data_dir: Path, *, only_test: bool = False
+    settings: DataSettings, data_dir: Path, *, only_test: bool = False, cuts_val: bool = True
 ) -> tuple[ImageList, ImageList]:
-    """Return train and test, with val.csv behind test.csv if there are both; raises `UserError`."""
+    """Return train and test, with val.csv behind test.csv if there are both; raises `UserError`.
+
+    The images of a train.csv alone are split here, with a part for the choice of a checkpoint if `cuts_val`.
+    """
     train_file, test_file, val_file = label_files(data_dir, only_test=only_test)
     tables = {path: read_table(path, settings.task) for path in (train_file, test_file, val_file) if path}
     train_table = tables[train_file]
@@ -178,6 +191,8 @@ def list_label_splits(
         used = {path.name: sorted(set(listing.labels)) for path, listing in listings.items()}
         check_same_classes(data_dir, {name: tuple(classes[row] for row in rows) for name, rows in used.items()})
     train, test = listings[train_file], listings[test_file]
+    if train_file == test_file and not only_test:
+        return cut_listing(train, cuts_val=cuts_val)
     return train, append_split(test, listings[val_file], test.folder) if val_file else test
 
 

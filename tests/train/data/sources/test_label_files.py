@@ -60,6 +60,8 @@ def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
         (";", "file;label", "utf-8"),
         ("\t", "File\tLabel", "utf-16"),
         (",", "sep=,\nLABEL,note,FILE", "utf-8-sig"),
+        (",", "Filename,class", "utf-8"),
+        ("\t", "image\ttarget", "utf-8"),
     ],
 )
 def test_lists_of_spreadsheets_are_read(labelled: Path, divider: str, head: str, encoding: str) -> None:
@@ -99,8 +101,8 @@ def test_val_file_chooses(labelled: Path) -> None:
         ([], "file,label", "has no line after the first"),
         (
             ["a,b"],
-            "path,class",
-            "must name file and label, and names path, class",
+            "where,class",
+            "must name file and label, and names where, class",
         ),
         (["train/class0/000.JPG,a"], "file,label", "('000.JPG' and '000.jpg' look alike but are two names)"),
         ([], "", "has no column file, label"),
@@ -125,11 +127,23 @@ def test_classes_of_the_splits_must_be_the_same(labelled: Path) -> None:
         list_files(csv_settings(labelled))
 
 
-@pytest.mark.parametrize("names", [(), ("train.csv",), ("test.csv",)])
+@pytest.mark.parametrize("task", ["classify", "multilabel"])
+def test_train_file_alone_is_split(labelled: Path, task: str) -> None:
+    (labelled / "test.csv").unlink()
+    settings = csv_settings(labelled, task=task)
+    train, test = list_files(settings)
+    assert (len(train), len(test), test.is_cut) == ((18, 6, True) if task == "classify" else (20, 4, True))
+    assert test.val_start == len(test) // 2
+    assert {*train.files, *test.files} == set((labelled / "train").rglob("*.*"))
+    whole, tested = list_files(csv_settings(labelled, task=task, val_split=0.1))
+    assert (len(whole) + len(tested), tested.val_start) == (24, None)
+
+
+@pytest.mark.parametrize("names", [(), ("test.csv",)])
 def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text("file,label\n")
-    with pytest.raises(UserError, match=r"needs train\.csv and test\.csv \(or val\.csv\), and has"):
+    with pytest.raises(UserError, match=r"needs train\.csv, or test\.csv \(or val\.csv\) to evaluate, and has"):
         list_files(csv_settings(tmp_path))
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
         list_files(csv_settings(None))
