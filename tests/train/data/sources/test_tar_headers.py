@@ -141,6 +141,13 @@ def test_damaged_header_is_no_end(tmp_path: Path) -> None:
         read_shard(path)
 
 
+def test_hole_behind_the_end_is_not_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0]))
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # reading it would take an hour
+    read_shard(path)
+
+
 def test_joined_shards_are_refused(tmp_path: Path) -> None:
     first, second = (write_tar(tmp_path / f"{name}.tar", samples([0])) for name in "ab")
     first.write_bytes(first.read_bytes() + second.read_bytes())
