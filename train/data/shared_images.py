@@ -42,7 +42,7 @@ def paths_of(listing: ImageList, rows: Iterable[int] | None = None) -> Iterator[
 
 def has_copy(path: Path, train: ImageList, test: ImageList, by_size: Mapping[int, Sequence[Path]]) -> bool:
     """Return whether a test image has the bytes of the training image of the same name, or of one of the same size."""
-    same_name = train.folder / path.relative_to(test.folder)
+    same_name = train.folder.joinpath(*path.relative_to(test.folder.parent).parts[1:])  # an image of val/ too
     try:
         others = [*([same_name] if same_name.exists() else []), *by_size.get(path.stat().st_size, [])[:MAX_COMPARED]]
         return any(filecmp.cmp(path, other, shallow=False) for other in others)

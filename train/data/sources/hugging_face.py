@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from train.setting_groups.folder_kind import HUGGING_FACE
 
 # The hub's names of a split, best first. A test split may come without its labels.
 VAL = ("validation", "valid", "val", "dev")
+SPLIT_NAME = re.compile(rf"/({'|'.join(('train', 'test', *VAL))})(?![a-z])")
 NAMES = {"train": ("train",), "test": ("test", *VAL), "val": VAL}
 # Without any other, so much of the training split is what tests.
 TEST_SHARE = 0.1
@@ -78,8 +80,13 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
     place = settings.data_dir if settings.dataset == "hf" else Path(settings.dataset[3:]).expanduser()
     if place is None:
         raise UserError(f"{source}: needs TRAIN_DATA_DIR, a folder of parquet or arrow files, or hf:NAME of the hub.")
-    is_saved = any((place / name).is_file() for name in HUGGING_FACE)
-    loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
+    if "://" in settings.dataset:
+        files = remote_files(source, settings.dataset[3:])
+        by_state = datasets.DownloadConfig(use_etag=True)  # without it a changed file is taken for the old one
+        loaded = datasets.load_dataset("parquet", data_files=files, download_config=by_state)
+    else:
+        is_saved = any((place / name).is_file() for name in HUGGING_FACE)
+        loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     columns = choose_columns(settings, source, next(iter(splits.values())).features)
     known = {name: rows for name, rows in splits.items() if name == "train" or has_labels(rows, columns[1])}
@@ -95,6 +102,25 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
         return None
     rows = known[names[0]].select_columns(list(columns)).cast_column(columns[0], datasets.Image(decode=False))
     return HuggingFaceSplit(rows, columns, several=settings.task == "multilabel")
+
+
+def remote_files(source: str, url: str) -> dict[str, list[str]]:
+    """Return the parquet files below a URL by split, as fsspec finds them; raises `UserError` for none.
+
+    A split's name begins the name of a file or of a folder. What datasets downloads is in its cache, by address and
+    ETag, so each node downloads a file once, and again when it was changed.
+    """
+    import fsspec
+
+    files, root = fsspec.url_to_fs(url)
+    found: dict[str, list[str]] = {}
+    for path in sorted(files.find(root)):
+        if path.endswith(".parquet"):
+            named = SPLIT_NAME.findall(path.removeprefix(root.rstrip("/")))
+            found.setdefault(named[-1] if named else "train", []).append(files.unstrip_protocol(path))
+    if not found:
+        raise UserError(f"{source}: has no parquet files. Name the folder that holds train*.parquet.")
+    return found
 
 
 def choose_columns(settings: DataSettings, source: str, features: Any) -> tuple[str, str]:

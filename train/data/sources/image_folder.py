@@ -380,7 +380,7 @@ def take_rows(listing: ImageList, rows: Sequence[int]) -> ImageList:
     """Return some images of a list."""
     files = FileList(listing.folder)
     for row in rows:
-        files.append(f"{files.prefix}{listing.files.name(row)}")
+        files.append(f"{listing.files.prefix}{listing.files.name(row)}")
     return replace(listing, files=files, labels=array("q", (listing.labels[row] for row in rows)), unreadable=())
 
 

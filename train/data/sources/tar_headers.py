@@ -6,6 +6,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -133,9 +134,17 @@ def check_end(file: BinaryIO, offset: int) -> None:
         raise ShardError(f"is cut short: it has no end mark. {COPY_AGAIN}")
     if any(block):
         raise ShardError(f"has a damaged header at byte {offset:,}. {COPY_AGAIN}")
-    while block := file.read(READ_BYTES):
+    while block := next_block(file):
         if block.strip(b"\0"):
             raise ShardError("has files behind its end mark, as tar files joined by cat. Pack them again as one")
+
+
+def next_block(file: BinaryIO) -> bytes:
+    """Return the next bytes of a file, without its holes (lseek(2), SEEK_DATA): they could be of any size."""
+    with suppress(OSError):  # ENXIO: nothing but a hole is left
+        file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
+        return file.read(READ_BYTES)
+    return b""
 
 
 def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: BinaryIO) -> None:
