@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -109,6 +110,57 @@ def test_full_disk_without_checkpoints_ends_no_training(entrypoint: Entrypoint, 
     assert entrypoint.summary("run")["epochs"] == 400
 
 
+@pytest.mark.slow
+def test_half_written_file_of_a_save_is_removed_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
+    saved = small_disk / "run/checkpoint"
+    env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}
+    first = entrypoint.train(env=env)
+    half = saved / ".step-000000020"
+    half.mkdir()
+    (half / "model.safetensors").write_text("half")
+    forbid(small_disk)
+    refused = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert refused.code == ExitCode.USAGE
+    assert "cannot be written (Operation not permitted)" in refused.err
+    subprocess.run(["chattr", "-i", saved], check=True)
+    assert entrypoint.train(env=env | {"TRAIN_RESUME": "auto"})["weights_sha256"] == first["weights_sha256"]
+    assert not half.exists()
+
+
+@pytest.fixture
+def quota(entrypoint: Entrypoint) -> Iterator[Path]:
+    """The output folder on a btrfs whose quota leaves a subvolume 6 MiB."""
+    if not shutil.which("mkfs.btrfs") or os.getuid():
+        pytest.skip("needs root and btrfs-progs, to make a file system with a quota")
+    image, folder, runs = (entrypoint.folder / name for name in ("image", "disk", "runs"))
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    folder.mkdir()
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, folder], check=False).returncode:
+        pytest.skip("needs the right to mount a file (root, and a loop device)")
+    try:
+        for words in (("quota", "enable", folder), ("subvolume", "create", folder / "runs")):
+            subprocess.run(["btrfs", *words], check=True, capture_output=True)
+        subprocess.run(["btrfs", "qgroup", "limit", "6M", folder / "runs"], check=True)
+        runs.symlink_to(folder / "runs")
+        yield runs
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_disk_quota_ends_run_with_valid_checkpoints(entrypoint: Entrypoint, quota: Path) -> None:
+    run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP_CHECKPOINTS": "100"})
+    code, _, err = run.ended()
+    assert code == ExitCode.MACHINE, err
+    assert len(error_lines(err)) == 1
+    assert "cannot be written (Disk quota exceeded)" in err
+    kept = list_newest_first(quota / "run/checkpoint")
+    assert kept
+    for path in kept:
+        assert not load_first_valid([path], {}, changed=True).skipped
+
+
 @pytest.fixture
 def streamed(tmp_path: Path) -> dict[str, str]:
     """A set that is streamed by threads."""
@@ -130,3 +182,13 @@ def test_deleted_images_end_run(entrypoint: Entrypoint, streamed: dict[str, str]
     assert len(err.splitlines()) == 1, err
     assert "No such file or directory" in err
     assert "set TRAIN_ON_UNREADABLE_IMAGE=skip" in err
+
+
+def test_streaming_needs_no_shared_memory(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a mount namespace (root)")
+    own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    # With the default rate batches of four images diverge on some CPUs.
+    run = Started(entrypoint, ENDLESS | streamed | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.001"}, *own)
+    code, _, err = run.ended()
+    assert code == 0, err

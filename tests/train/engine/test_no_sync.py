@@ -6,8 +6,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.conftest import Entrypoint
 from tests.train.engine.learners import TwelveAtATime, X, Y, trainer
 from train.data.feeds.batches import Batch
 from train.engine.loop import StepCallbacks, train_epoch
@@ -56,3 +58,24 @@ def test_epoch_reads_losses_once_an_interval() -> None:
     with CountReads() as counted:
         assert train_epoch(one, TwelveAtATime(), 0, 3, StepCallbacks(lambda *_: None))
     assert sum(counted.reads.values()) <= 3, "7 steps are three intervals"
+
+
+@pytest.mark.cuda
+@pytest.mark.launch
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_epoch_on_a_gpu_waits_once_an_interval(entrypoint: Entrypoint) -> None:
+    """A site module sets torch's debug mode in the rank; never run on a GPU so far."""
+    (entrypoint.folder / "watched.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def net(num_classes):\n    torch.cuda.set_sync_debug_mode('warn')\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    env = {
+        "TRAIN_DATASET": "digits", "TRAIN_MODEL": "watched:net", "TRAIN_MODEL_PATH": str(entrypoint.folder),
+        "TRAIN_EPOCHS": "3", "TRAIN_LOG_INTERVAL": "22", "TRAIN_TENSORBOARD": "0", "PYTHONWARNINGS": "always",
+    }  # fmt: skip
+    result = entrypoint("train", env=env)
+    assert result.code == 0, result.err
+    steps = entrypoint.summary("latest")["steps"]
+    waits = result.err.count("called a synchronizing CUDA operation")
+    assert waits < steps, "less than one a step, with evaluation and start"

@@ -157,10 +157,16 @@ def class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return a split's classes, its subfolders in order of name; raises `UserError` where there are none."""
+    """Return a split's classes, its subfolders in order of name.
+
+    Raises `UserError` where there are none, or where one is a link to a folder above it.
+    """
     names = class_folders(folder)
     if not names:
         raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
+    for entry in os.scandir(folder):
+        if entry.name in names and leads_up(entry):
+            raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
     return names
 
 

@@ -276,6 +276,7 @@ def put(folder: Path, split: str, name: str) -> None:
 
 @needs_datasets
 def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, tmp_path: Path) -> None:
+    assert bucket
     put(image_folder, "train", "data/train-00000-of-00001.parquet")
     put(image_folder, "test", "test/0.parquet")
     train, test = listed("s3://pets/small")
