@@ -50,15 +50,11 @@ class Normalize:
         """Return normalized (N, C, H, W) images as floats from 0 to 255 on the CPU, in rows of pixels."""
         return (images.float() / self.scale + self.mean).cpu().contiguous()
 
-    def __call__(self, images: Tensor, buffer: Tensor | None = None) -> Tensor:
-        """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`.
-
-        With a buffer, a vector of at least as many floats, they are written there.
-        """
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`."""
         count, height, width, channels = images.shape
         # One contiguous row per image: broadcasting over the short channel axis is much slower.
         rows = images.to(self.mean.device, non_blocking=True).reshape(count, -1)
-        floats = rows.float() if buffer is None else buffer[: rows.numel()].view(rows.shape).copy_(rows)
         mean, scale = (part.flatten().repeat(height * width) for part in (self.mean, self.scale))
-        floats = floats.sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
+        floats = rows.float().sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
         return floats.contiguous(memory_format=self.layout)

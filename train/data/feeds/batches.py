@@ -157,10 +157,7 @@ class BatchSource:
         self.skipped: set[str] = set()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the epoch's full batches from step `first` on; the remaining images are not used.
-
-        A batch is valid until the next one is drawn.
-        """
+        """Yield the epoch's full batches from step `first` on; the remaining images are not used."""
         raise NotImplementedError
 
     def eval_batches(self, split: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

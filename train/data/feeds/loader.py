@@ -57,8 +57,7 @@ class ImageDataset:
 
     def __getitem__(self, request: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
-        channels, height, width = self.shape
-        batch = PendingBatch(self, request, torch.empty(len(request.rows), height, width, channels, dtype=torch.uint8))
+        batch = PendingBatch(self, request)
         batch.decode(0, len(request.rows), LoadTimes())
         return batch.result()
 
@@ -66,9 +65,10 @@ class ImageDataset:
 class PendingBatch:
     """A batch that threads decode piece by piece into its bytes, (N, H, W, C)."""
 
-    def __init__(self, dataset: ImageDataset, request: BatchRequest, buffer: Tensor) -> None:
-        self.dataset, self.request, self.buffer = dataset, request, buffer
-        self.images = buffer[: len(request.rows)]
+    def __init__(self, dataset: ImageDataset, request: BatchRequest, *, pinned: bool = False) -> None:
+        self.dataset, self.request = dataset, request
+        channels, height, width = dataset.shape
+        self.images = torch.empty(len(request.rows), height, width, channels, dtype=torch.uint8, pin_memory=pinned)
         self.pixels: Pixels = self.images.numpy()
         listing = dataset.splits[request.split]
         self.labels = torch.tensor([listing.labels[row] for row in request.rows], dtype=torch.int64)
@@ -127,29 +127,6 @@ class PendingBatch:
         return self.images, self.labels, [self.bad[index] for index in sorted(self.bad)]
 
 
-class Buffers:
-    """Memory of batches, used again and again: new memory costs a page fault for each 4 KiB."""
-
-    def __init__(self, shape: ImageShape, *, pinned: bool) -> None:
-        self.shape, self.pinned = shape, pinned
-        self.free: list[Tensor] = []
-
-    def take(self, count: int) -> Tensor:
-        """Return bytes of any values for `count` images or more, (N, H, W, C)."""
-        while self.free:
-            buffer = self.free.pop()
-            if len(buffer) >= count:  # a smaller one is of another split, and is dropped
-                return buffer
-        channels, height, width = self.shape
-        with torch.inference_mode(mode=False):  # training uses what evaluation allocates
-            return torch.empty(count, height, width, channels, dtype=torch.uint8, pin_memory=self.pinned)
-
-    def give_back(self, buffer: Tensor) -> None:
-        """Keep the memory of a batch that is no longer in use."""
-        if not self.pinned:  # PyTorch itself keeps pinned memory, and waits until the copy from it is done
-            self.free.append(buffer)
-
-
 class BatchLoader:
     """Decodes the requested batches in order and ahead of their use, with the planned threads, if any.
 
@@ -167,7 +144,7 @@ class BatchLoader:
     ) -> None:
         self.dataset, self.workers, self.may_grow = dataset, workers, may_grow
         self.ahead = settings.prefetch_factor if workers.count else 0
-        self.buffers = Buffers(dataset.shape, pinned=device.type == "cuda")
+        self.pinned = device.type == "cuda"
         self.threads, self.times = WorkerThreads(workers.cpus), LoadTimes()
         self.pending: deque[PendingBatch] = deque()
 
@@ -182,27 +159,23 @@ class BatchLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """End the threads. After an error this does not wait for them: one may hang in a file system."""
-        for batch in self.pending:
-            batch.cancelled = True
+        self.drop_pending()
         if error is None:
             self.threads.stop()
 
     def load(self, requests: Iterable[BatchRequest]) -> Iterator[LoadedBatch]:
-        """Yield each requested batch; the images stay valid until the next one is drawn.
-
-        Batches of earlier requests that nobody drew are dropped.
-        """
+        """Yield each requested batch. Batches of earlier requests that nobody drew are dropped."""
         self.drop_pending()
         for request in requests:
             self.start(request)
             if len(self.pending) > self.ahead:
-                yield from self.finish_first()
+                yield self.finish_first()
         while self.pending:
-            yield from self.finish_first()
+            yield self.finish_first()
 
     def start(self, request: BatchRequest) -> None:
         """Have the threads decode a batch."""
-        batch = PendingBatch(self.dataset, request, self.buffers.take(len(request.rows)))
+        batch = PendingBatch(self.dataset, request, pinned=self.pinned)
         self.pending.append(batch)
         count = len(request.rows)
         if not self.workers.count:  # `finish_first` decodes it
@@ -212,9 +185,9 @@ class BatchLoader:
             stop = min(first + size, count)
             self.threads.tasks.put(lambda first=first, stop=stop: batch.decode(first, stop, self.times))  # type: ignore[misc]
 
-    def finish_first(self) -> Iterator[LoadedBatch]:
-        """Yield the oldest batch when it is decoded, and take its memory back when the next one is drawn."""
-        batch = self.pending[0]
+    def finish_first(self) -> LoadedBatch:
+        """Return the oldest batch when it is decoded."""
+        batch = self.pending.popleft()
         began = time.monotonic()
         if self.workers.count:
             batch.wait()
@@ -222,19 +195,13 @@ class BatchLoader:
             batch.decode(0, len(batch.request.rows), self.times)
         if batch.request.trains:
             self.times.wait_s += time.monotonic() - began
-        self.pending.popleft()
         if self.may_grow:
             with suppress(RuntimeError):  # the system allows no more threads
                 self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
-        yield batch.result()
-        self.buffers.give_back(batch.buffer)
+        return batch.result()
 
     def drop_pending(self) -> None:
-        """Drop what was requested and not drawn, when no thread writes to it any more."""
+        """Drop what was requested and not drawn."""
         for batch in self.pending:
             batch.cancelled = True
-        while self.pending:
-            batch = self.pending.popleft()
-            if self.workers.count:
-                batch.wait()
-            self.buffers.give_back(batch.buffer)
+        self.pending.clear()

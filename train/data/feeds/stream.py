@@ -38,18 +38,14 @@ class StreamSource(BatchSource):
         self.loader, self.dataset = loader, loader.dataset
         labels = torch.frombuffer(self.dataset.splits[TRAIN].labels, dtype=torch.int64)
         super().__init__(labels, self.dataset.shape, settings, group, rows)
-        self.buffers: dict[int, Tensor] = {}
         self.normalize = normalize or self.measure_normalization()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield this rank's shard of every full batch of the epoch, from step `first` on.
-
-        A batch is valid until the next one is drawn.
-        """
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
         steps, ahead = tee(self.sampler.epoch(epoch, first))  # keeps the steps that are requested and not yet used
         loaded = self.load(self.request(part) for parts in ahead for part in parts)
         for parts in steps:
-            on_device = (self.to_device(index, part, *next(loaded)) for index, part in enumerate(parts))
+            on_device = (self.to_device(part, *next(loaded)) for part in parts)
             yield make_batch(on_device, self.settings.batch_size, parts[0].mix)
 
     def request(self, part: MicroBatchIndices) -> BatchRequest:
@@ -73,12 +69,9 @@ class StreamSource(BatchSource):
         return bool(transform.train_views or not transform.sample_params)
 
     def to_device(
-        self, index: int, part: MicroBatchIndices, images: Tensor, labels: Tensor
+        self, part: MicroBatchIndices, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a step's micro-batch as the model gets it, on the device, with its labels.
-
-        On a CPU its memory is that of the same micro-batch of the step before.
-        """
+        """Return a step's micro-batch as the model gets it, on the device, with its labels."""
         began = time.monotonic()
         images = images.to(self.group.device, non_blocking=True)
         if self.sampler.transform.sample_params and not self.sampler.transform.train_views:
@@ -87,22 +80,9 @@ class StreamSource(BatchSource):
             )
         if not self.augments_in_threads:
             images = apply_augmentations(self.settings, images, part.draws, on_bytes=True)
-        normalized = self.normalize(images, self.buffer(index, images.numel()))
-        normalized = apply_augmentations(self.settings, normalized, part.draws, on_bytes=False)
+        normalized = apply_augmentations(self.settings, self.normalize(images), part.draws, on_bytes=False)
         self.loader.times.copy_s += time.monotonic() - began
         return part.apply_mix(normalized, labels.to(self.group.device, non_blocking=True))
-
-    def buffer(self, index: int, size: int) -> Tensor | None:
-        """Return memory for so many floats of the step's micro-batch, None on a GPU, which keeps freed memory itself.
-
-        Why: new memory costs a page fault for each 4 KiB.
-        """
-        if self.group.device.type != "cpu":
-            return None
-        if index not in self.buffers or self.buffers[index].numel() < size:
-            with torch.inference_mode(mode=False):  # what evaluation allocates, training could not write to
-                self.buffers[index] = torch.empty(size)
-        return self.buffers[index]
 
     def sampled_rows(self) -> Sequence[int]:
         """Return the rows of some training images."""
@@ -128,10 +108,7 @@ class StreamSource(BatchSource):
         slices = eval_batches(len(numbers), STREAM_EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load(BatchRequest(split, numbers[own]) for own in slices):
             images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))
-            yield (
-                self.normalize(images, self.buffer(0, images.numel())),
-                labels.to(self.group.device, non_blocking=True),
-            )
+            yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 
     def load_report(self, train_seconds: float) -> LoadReport | None:
         """Return what the loading cost a training of so many seconds."""

@@ -143,29 +143,11 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)
-        trained = [
-            [(x.clone(), y) for batch in source.train_batches(1) for x, y in batch.micro_batches] for source in sources
-        ]  # a streamed batch is valid until the next one is drawn
-        tested = [[(x.clone(), y) for x, y in source.test_batches()] for source in sources]
+        trained = [[part for batch in source.train_batches(1) for part in batch.micro_batches] for source in sources]
+        tested = [list(source.test_batches()) for source in sources]
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
         assert torch.equal(y, ys)
         assert torch.equal(x, xs)
-
-
-def test_memory_of_evaluation_is_used_again_in_training(image_folder: Path) -> None:
-    """Evaluation's batches are larger than training's, and are made in inference mode."""
-    settings = TrainSettings(dataset="imagefolder", data_dir=image_folder, batch_size=4, eval_batch_size=12)
-    dataset = ImageDataset(list_splits(image_folder), (3, 16, 16))
-    with BatchLoader(dataset, WorkerSpec(frozenset({0}), 1), settings, torch.device("cpu")) as loader:
-        stream = StreamSource(loader, settings, group())
-        with torch.inference_mode():
-            evaluated = [images.clone() for images, _ in stream.test_batches()]
-        trained = [part[0].clone() for batch in stream.train_batches(0) for part in batch.micro_batches]
-        weight = torch.ones(1, requires_grad=True)
-        for batch in stream.train_batches(0):
-            (batch.micro_batches[0][0] * weight).sum().backward()
-    assert len(evaluated) == 1
-    assert len(trained) == 6
 
 
 def test_many_unreadable_images_are_counted_only(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

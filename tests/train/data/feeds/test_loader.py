@@ -21,7 +21,6 @@ from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.loader import (
     BatchLoader,
     BatchRequest,
-    Buffers,
     ImageDataset,
 )
 from train.data.sources.image_file import read_file
@@ -146,17 +145,6 @@ def test_one_file_that_waited_makes_no_slow_disk(image_folder: Path, monkeypatch
     with loader(image_folder, 1) as made:
         list(made.load([BatchRequest(TRAIN, range(16))]))
         assert made.times.read_s < 0.05
-
-
-def test_buffers_are_used_again_where_they_are_large_enough() -> None:
-    buffers = Buffers(SHAPE, pinned=False)
-    first = buffers.take(4)
-    buffers.give_back(first)
-    assert buffers.take(3) is first
-    buffers.give_back(first)
-    larger = buffers.take(5)
-    assert len(larger) == 5
-    assert buffers.free == []
 
 
 @pytest.mark.parametrize(("grows", "threads"), [(True, 8), (False, 2)])
