@@ -97,7 +97,7 @@ COMMANDS: Mapping[str, Command] = {
         flags_may_follow=True,
     ),
     "export": Command(
-        module="export",
+        module="predict",
         help="write a trained model for other runtimes: ONNX, torch.export, OpenVINO, ExecuTorch",
         words=" RUN FORMAT ... [flags]",
         groups=("predict",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -58,7 +57,6 @@ def run_checks(
         ("torch.compile", lambda: check_compilers(inputs), LIMIT_S),
         ("oneCCL", lambda: check_oneccl(inputs), LIMIT_S),
         *((name, partial(check_writable, name, folder), ANSWER_S) for name, folder in folders),
-        ("host name", check_host_name, ANSWER_S),
         ("installation", lambda: check_installation(inputs.environ, site), ANSWER_S),
         ("imports", lambda: check_imports(inputs.python), LIMIT_S),
     )
@@ -152,17 +150,6 @@ def check_writable(name: str, folder: Path) -> Iterator[Check]:
         return
     advice = f"bind a folder there, or set {name} to another"
     yield Check(name, "failure", f"{one_line(folder)} cannot be written to", advice)
-
-
-def check_host_name() -> Iterator[Check]:
-    """Yield the address of this node's host name, which other nodes may use to find it."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        yield Check("host name", "ok", f"{name} does not resolve: fine on one node; over several set MASTER_ADDR")
-        return
-    yield Check("host name", "ok", f"{name} is {address}")
 
 
 def check_installation(environ: Mapping[str, str], site: Path) -> Iterator[Check]:

@@ -1,23 +1,33 @@
-"""`entrypoint predict`: start the program that predicts; it is one process without ranks."""
+"""`entrypoint predict` and `export`: start the program that uses a trained model; it is one process without ranks."""
 
 from __future__ import annotations
 
 from entrypoint.cli.parser import Invocation
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.own_modules import module_command
 from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process
 from entrypoint.core.user_dirs import with_fallbacks
+from train.planning.export_formats import FORMATS, check_formats
 from train.predict_settings import read_predict_settings
+
+# Of the settings of `predict`, those that an export takes too: which code builds the model.
+MODEL_CODE = ("PREDICT_MODEL", "PREDICT_MODEL_PATH")
 
 
 def run(invocation: Invocation) -> int:
-    """Predict the classes of the images that the words name."""
-    command, environ = invocation.command, invocation.environ
+    """Predict the classes of the images that the words name, or export the model as the formats that they name."""
+    command, environ, name = invocation.command, invocation.environ, invocation.command.command
     flags = {"PREDICT_FORMAT": "json", **command.flags} if command.json else command.flags
     settings = read_predict_settings(environ, flags)
+    wanted, usage = ("images", "IMAGE ...") if name == "predict" else ("formats", "|".join(FORMATS))
     if len(command.words) < 2:
-        raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
-    require_extra("train", "predict")
-    words = module_command("train.evaluation.predict", *command.words)
-    replace_process(words, {**with_fallbacks(environ), **settings.as_variables()})
+        raise UserError(f"{name}: needs a trained model and {wanted}. Use `entrypoint {name} RUN {usage}`.")
+    source, *others = command.words
+    if name == "export":
+        for variable in flags.keys() - MODEL_CODE:
+            raise UserError(f"{variable}={printable(flags[variable])}: has no effect on an export. Leave it out.")
+        others = list(check_formats(others, "export"))
+    require_extra("train", name)
+    program = {"predict": "train.evaluation.predict", "export": "train.evaluation.exports"}[name]
+    replace_process(module_command(program, source, *others), {**with_fallbacks(environ), **settings.as_variables()})
