@@ -284,15 +284,15 @@ def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = 
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
             return join_classes(folder, classes, pool.map(list_one, classes), unreadable)
 
-    if len(list_one(classes[0]).files) * len(classes) < INDEXED_IMAGES:
+    if len(classes) < INDEXED_CLASSES and len(list_one(classes[0]).files) * len(classes) < INDEXED_IMAGES:
         index = join_classes(folder, classes, map(list_one, classes), unreadable)
     else:
         index = load_index(folder, [folder], cache_dir, list_all)
     return ImageList(folder, classes, index.files, index.labels, tuple(unreadable))
 
 
-# So many images are listed before anybody would notice.
-INDEXED_IMAGES = 20_000
+# Fewer are listed before anybody would notice.
+INDEXED_CLASSES, INDEXED_IMAGES = 200, 20_000
 # Folders listed at once, because each waits for a network file system, and the time (s) after which a line says so.
 LISTED_AT_ONCE, SILENT_S = 8, 2.0
 # A folder that changes so soon (ns) after it was listed may keep its time.
