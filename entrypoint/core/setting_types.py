@@ -87,7 +87,7 @@ def find_text_problem(text: str, annotation: Any) -> str:
     if text != text.strip() and kinds & {str, Path}:
         return "begins or ends with a blank or a line break. Remove it."
     if takes_paths(annotation) and URL.match(text):
-        return "is a URL, and a path is needed. Copy or mount what is there."
+        return "is a URL, and a path is needed. Copy or mount what is there. TRAIN_DATASET=hf:URL reads parquet files."
     return ""
 
 

@@ -34,7 +34,7 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         about(
             "Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
             " train.csv and test.csv, shards its tar files as webdataset writes them, hf its parquet or arrow files."
-            " Or hf:NAME of Hugging Face's hub, or your own as package.module:function.",
+            " Or hf:NAME of Hugging Face's hub, hf:s3://BUCKET/FOLDER, or your own as package.module:function.",
             basic=True,
             evaluate="adopted",
         ),
