@@ -21,7 +21,7 @@ from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_steps_taken, check_weights_finite
-from train.evaluation.evaluate import KEPT, Mistake, as_json, evaluation_values
+from train.evaluation.evaluate import KEPT, Mistake, add_heat, as_json, evaluation_values
 from train.evaluation.exports import Exported, export_model
 from train.evaluation.results import EvalResult
 from train.models.inspection import count_multiply_adds, count_parameters
@@ -84,8 +84,10 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {
         **evaluation_values(scores.test, run.classes, run.settings.score),
-        "mistakes": as_json(mistakes, run.classes, rebuilt or run.trainer.state.eval_model, run.source.normalize),
+        "mistakes": as_json(mistakes, run.classes),
     }
+    with run.metrics.without_failing("heat maps"):
+        add_heat(evaluation["mistakes"], mistakes, rebuilt or run.trainer.state.eval_model, run.source.normalize)
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
     if skipped:

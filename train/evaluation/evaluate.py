@@ -266,15 +266,8 @@ class MistakeCollector:
         self.kept = sorted([*self.kept, *(Mistake(*row) for row in rows)], reverse=True)[:KEPT]
 
 
-def as_json(
-    mistakes: list[Mistake], classes: tuple[str, ...], model: nn.Module, normalize: Normalize
-) -> list[dict[str, Any]]:
-    """Return mistakes for evaluation.json, each image as a PNG in base64, and where in it the model finds the class."""
-    heat = None
-    if mistakes and len(mistakes[0].pixels) in SHOWN_CHANNELS:
-        pixels = torch.stack([one.pixels for one in mistakes])
-        predicted = torch.tensor([one.predicted for one in mistakes], device=normalize.mean.device)
-        heat = heat_maps(model.eval(), normalize(pixels.permute(0, 2, 3, 1)), predicted)
+def as_json(mistakes: list[Mistake], classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return mistakes for evaluation.json, each image as a PNG in base64."""
     return [
         {
             "class": classes[one.label],
@@ -282,10 +275,20 @@ def as_json(
             "probability": round(one.probability, 4),
             "file": one.file,
             "png": png_of(one.pixels),
-            "heat": "" if heat is None else png_of(show_heat(one.pixels, heat[row].cpu())),
         }
-        for row, one in enumerate(mistakes)
+        for one in mistakes
     ]
+
+
+def add_heat(shown: list[dict[str, Any]], mistakes: list[Mistake], model: nn.Module, normalize: Normalize) -> None:
+    """Add to each mistake an image of where the model finds the class that it names, if it has maps of features."""
+    if not mistakes or len(mistakes[0].pixels) not in SHOWN_CHANNELS:
+        return
+    device = next(model.parameters()).device  # a model that was sharded is on the CPU
+    inputs = normalize(torch.stack([one.pixels for one in mistakes]).permute(0, 2, 3, 1)).to(device)
+    heat = heat_maps(model.eval(), inputs, torch.tensor([one.predicted for one in mistakes], device=device))
+    for entry, mistake, where in zip(shown, mistakes, () if heat is None else heat.cpu(), strict=False):
+        entry["heat"] = png_of(show_heat(mistake.pixels, where))
 
 
 def png_of(pixels: Tensor) -> str:

@@ -55,8 +55,10 @@ class OnnxModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of normalized (N, C, H, W) images."""
-        logits, outputs = self.run(self.normalize.pixels(images)).to(images.device), self.normalize.outputs
-        return (logits - torch.tensor(outputs.mean)) / torch.tensor(outputs.deviation) if outputs.mean else logits
+        logits, outputs = self.run(self.normalize.pixels(images)), self.normalize.outputs
+        if outputs.mean:
+            logits = (logits - torch.tensor(outputs.mean)) / torch.tensor(outputs.deviation)
+        return logits.to(images.device)
 
 
 class Quantizer:

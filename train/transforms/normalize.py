@@ -48,7 +48,7 @@ class Normalize:
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized (N, C, H, W) images as floats from 0 to 255 on the CPU, in rows of pixels."""
-        return (images.float() / self.scale + self.mean).cpu().contiguous()
+        return (images.to(self.scale.device).float() / self.scale + self.mean).cpu().contiguous()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`."""
