@@ -133,7 +133,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     profile: Annotated[
         Annotated[int, Meta(ge=0, le=1000)],
         about(
-            "Steps to profile after a warm-up: operators, phases, a trace and advice.",
+            "Steps to profile after a warm-up: operators, phases and a trace.",
             speed=False,
             resume="may_change",
             nodes="may_differ",

@@ -172,7 +172,7 @@ def setup_run(
     )
     if settings.parallelism == "fsdp":
         run.save_group = open_save_group(group, plan.collective_timeout_s)
-    compile_and_profile(run, total_steps, plan)
+    compile_and_profile(run, total_steps)
     return run
 
 
@@ -281,14 +281,12 @@ def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: 
         )
 
 
-def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
+def compile_and_profile(run: TrainingRun, total_steps: int) -> None:
     """Compile the step and start the profiler, if enabled."""
     if run.settings.compile != "off" and run.trainer.state.step < total_steps:
         (images, _), *_ = next(run.source.train_batches(0)).micro_batches
         compile_result = compile_step(run.trainer, total_steps - run.trainer.state.step, images)
         run.progress.print(compile_result)
     if run.settings.profile and run.group.is_main:
-        run.profiler = Profiler(
-            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.print
-        )
+        run.profiler = Profiler(run.settings.profile, run.folder, run.group.device, run.progress.print)
         run.trainer.mark_phase = run.profiler.phase

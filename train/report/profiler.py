@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,8 +16,6 @@ from train.settings import PROFILE_WARM_UP
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward and loss", "backward", "optimizer")
 RECORD_PREFIX = "step: "
 ROWS = 25
-# Share of a step from which a phase other than forward and backward is reported.
-HIGH_SHARE = 0.25
 
 Phase = Callable[[str], AbstractContextManager[object]]
 
@@ -37,42 +34,11 @@ def profiled_phase(name: str, device: torch.device) -> Iterator[None]:
             torch.cuda.synchronize(device)
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
-    """The seconds of each phase, in all the steps profiled."""
-
-    steps: int
-    seconds: dict[str, float]
-
-    def share(self, name: str) -> float:
-        """Return a phase's share of a step, 0 to 1."""
-        return self.seconds[name] / max(1e-9, sum(self.seconds.values()))
-
-    def format_line(self) -> str:
-        """Return the share of each phase as one line of text."""
-        return ", ".join(f"{name} {100 * self.share(name):.0f} %" for name in PHASES)
-
-    def diagnosis(self, source: str) -> str:
-        """Return which phase dominates, and a recommendation."""
-        data, optimizer = self.share(DATA), self.share(OPTIMIZER)
-        if data >= HIGH_SHARE:
-            advice = (
-                "raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory"
-                if source == "stream"
-                else "cut TRAIN_TRANSFORMS"
-            )
-            return f"data loading takes {100 * data:.0f} % of a step: {advice}"
-        if optimizer >= HIGH_SHARE:
-            return f"the optimizer takes {100 * optimizer:.0f} % of a step: raise TRAIN_BATCH_SIZE"
-        model = self.share(FORWARD) + self.share(BACKWARD)
-        return f"forward and backward take {100 * model:.0f} % of a step: the model's computation is the bottleneck"
-
-
 class Profiler:
     """Profile some steps of one rank after a warm-up, and write the results into the run folder."""
 
-    def __init__(self, steps: int, folder: Path, source: str, device: torch.device, say: Callable[[str], None]) -> None:
-        self.steps, self.folder, self.source, self.log = steps, folder / "profile", source, say
+    def __init__(self, steps: int, folder: Path, device: torch.device, say: Callable[[str], None]) -> None:
+        self.steps, self.folder, self.log = steps, folder / "profile", say
         self.device = device
         self.done = 0
         self.running: profile | None = None
@@ -108,13 +74,13 @@ class Profiler:
         self.folder.mkdir(exist_ok=True)
         events = seen.key_averages()
         marked = {event.key: event.cpu_time_total / 1e6 for event in events}
-        shares = PhaseTimes(self.steps, {name: marked.get(f"{RECORD_PREFIX}{name}", 0.0) for name in PHASES})
+        seconds = {name: marked.get(f"{RECORD_PREFIX}{name}", 0.0) for name in PHASES}
+        shares = {name: round(seconds[name] / max(1e-9, sum(seconds.values())), 4) for name in PHASES}
         orders = ("self_cpu_time_total", *(["self_device_time_total"] if self.device.type == "cuda" else []))
         tables = (events.table(sort_by=by, row_limit=ROWS, max_name_column_width=60) for by in orders)
         atomic_write_text(self.folder / "operators.txt", "\n".join(tables))
-        phases = {**asdict(shares), "shares": {name: round(shares.share(name), 4) for name in PHASES}}
-        diagnosis = shares.diagnosis(self.source)
-        atomic_write_text(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
+        phases = {"steps": self.steps, "seconds": seconds, "shares": shares}
+        atomic_write_text(self.folder / "phases.json", json.dumps(phases, indent=2) + "\n")
         seen.export_chrome_trace(str(self.folder / "trace.json"))
-        self.log(f"profile of {self.steps} steps: {shares.format_line()}; {self.folder}")
-        self.log(diagnosis)
+        parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+        self.log(f"profile of {self.steps} steps: {parts}; {self.folder}")

@@ -1,4 +1,4 @@
-"""A profile of a few steps: files, shares, and the word on what takes the time."""
+"""A profile of a few steps: files, and the share of each phase."""
 
 from __future__ import annotations
 
@@ -7,30 +7,7 @@ import json
 import pytest
 
 from tests.conftest import Entrypoint
-from train.report.profiler import PHASES, PhaseTimes
-
-
-@pytest.mark.parametrize(
-    ("seconds", "source", "said"),
-    [
-        (
-            (61, 20, 15, 4),
-            "stream",
-            "data loading takes 61 % of a step: raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory",
-        ),
-        ((61, 20, 15, 4), "memory", "data loading takes 61 % of a step: cut TRAIN_TRANSFORMS"),
-        ((5, 30, 25, 40), "memory", "the optimizer takes 40 % of a step: raise TRAIN_BATCH_SIZE"),
-        (
-            (2, 30, 60, 8),
-            "memory",
-            "forward and backward take 90 % of a step: the model's computation is the bottleneck",
-        ),
-    ],
-)
-def test_diagnosis_names_slowest_phase(seconds: tuple[int, ...], source: str, said: str) -> None:
-    shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
-    assert shares.diagnosis(source).startswith(said)
-    assert shares.format_line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
+from train.report.profiler import PHASES
 
 
 @pytest.mark.slow
@@ -62,8 +39,7 @@ def test_profiled_run_continues_training(entrypoint: Entrypoint) -> None:
     assert all(phases["seconds"][name] > 0 for name in PHASES)
     marks = [one["name"] for one in json.loads((folder / "trace.json").read_text())["traceEvents"]]
     assert marks.count("step: optimizer") == 4
-    assert f"profile of 4 steps: {PhaseTimes(4, phases['seconds']).format_line()}" in result.out
-    assert phases["diagnosis"] in result.out
+    assert f"profile of 4 steps: data {100 * phases['shares']['data']:.0f} %, forward and loss " in result.out
 
     plain = entrypoint.train(env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "plain"})
     assert entrypoint.summary("seen")["test_loss"] == plain["test_loss"], "looking changes nothing"
