@@ -28,7 +28,7 @@ from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
-from train.report.cost import COST_FILE, RankCost, prometheus_text, summarize_cost
+from train.report.cost import COST_FILE, prometheus_text, summarize_cost
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.page import REPORT_FILE, SKIPPED_FILE, write_report
 from train.report.progress import guarded_stdout
@@ -60,7 +60,7 @@ class RankResults:
     loading: LoadReport | None
     skipped: set[str]
     mistakes: list[Mistake]
-    cost: RankCost
+    joules: float | None
 
 
 def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None:
@@ -95,11 +95,12 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
             atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
     summary["total_seconds"] = round(time.time() - started, 3)
     summary |= summarize_cost(
-        [rank.cost for rank in ranks],
+        sum(rank.threads for rank in ranks),
+        0 if run.group.device.type == "cpu" else len(ranks),
+        [rank.joules for rank in ranks if rank.joules is not None],
         summary["total_seconds"],
         run.trainer.meter.steps * run.settings.batch_size,
-        run.model_builder.plan.nodes.nnodes,
-        run.settings.price_per_hour,
+        run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
     )
     write_files(run, run.metrics, summary, evaluation, eval_state)
     if run.settings.progress != "off":
@@ -125,7 +126,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
         loading=run.source.load_report(trainer.state.seconds),
         skipped=run.source.skipped,
         mistakes=named_mistakes(run),
-        cost=RankCost(torch.get_num_threads(), int(not on_cpu), trainer.energy.joules),
+        joules=trainer.energy.joules,
     )
 
 

@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from train.report.gpu_clock import GpuClock
 
 # The kernel's counters of energy (docs: power/powercap), which many systems let root alone read.
@@ -71,31 +69,17 @@ def node_counters(root: Path) -> Iterator[tuple[Path, float]]:
                 yield zone / "energy_uj", (int((zone / "max_energy_range_uj").read_text()) + 1) / 1e6
 
 
-class RankCost(Struct, frozen=True):
-    """What one rank used: cores, GPUs, and joules or None where they are not known."""
-
-    cores: int
-    gpus: int
-    joules: float | None
-
-
 def summarize_cost(
-    ranks: Sequence[RankCost], seconds: float, images: int, nodes: int, price: float | None
+    cores: int, gpus: int, joules: Sequence[float], seconds: float, images: int, price: float
 ) -> dict[str, float]:
     """Return the cost of a command of so many seconds and images on all ranks; what is not known is left out.
 
-    `price` is that of a node for an hour.
+    `joules` are those of the ranks that know theirs. `price` is that of all nodes for an hour, 0 if unknown.
     """
     hours = seconds / 3600
-    joules = [rank.joules for rank in ranks if rank.joules is not None]
-    cost = {
-        "core_hours": hours * sum(rank.cores for rank in ranks),
-        "gpu_hours": hours * sum(rank.gpus for rank in ranks),
-    }
+    cost = {"core_hours": hours * cores, "gpu_hours": hours * gpus, "price": hours * price}
     if joules:
         cost |= {"joules": sum(joules), "images_per_joule": images / sum(joules) if sum(joules) else 0.0}
-    if price is not None:
-        cost["price"] = price * nodes * hours
     return {name: round(value, 6) for name, value in cost.items() if value}
 
 

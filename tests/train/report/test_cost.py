@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import Entrypoint
 from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT
-from train.report.cost import EnergyMeter, RankCost, cost_text, prometheus_text, summarize_cost
+from train.report.cost import EnergyMeter, cost_text, prometheus_text, summarize_cost
 from train.report.gpu_clock import GpuClock
 
 Counter = Callable[[str, int], None]
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_absent(counters: Path) -> None:
         meter.sample()
         meter.sample()
         assert meter.joules is None
-    cost = summarize_cost([RankCost(4, 0, None), RankCost(4, 0, None)], 1800, 900, 1, None)
+    cost = summarize_cost(8, 0, [], 1800, 900, 0)
     assert cost == {"core_hours": 4.0}
     assert cost_text(cost) == ""
 
@@ -94,8 +94,7 @@ def test_gpu_has_a_counter_of_its_own(tmp_path: Path) -> None:
 
 
 def test_cost_of_all_ranks() -> None:
-    ranks = [RankCost(4, 1, 300.0), RankCost(4, 1, 100.0), RankCost(4, 1, None)]
-    cost = summarize_cost(ranks, 3600, 2000, 2, 1.5)
+    cost = summarize_cost(12, 3, [300.0, 100.0], 3600, 2000, 3)
     assert cost == {"core_hours": 12, "gpu_hours": 3, "joules": 400, "images_per_joule": 5, "price": 3}
     line = "12.000 core hours, 3.000 GPU hours, 400 J of the nodes, 5.00 images/J, 3.0000 by TRAIN_PRICE_PER_HOUR"
     assert cost_text(cost) == line
