@@ -18,7 +18,7 @@ CHOOSING_IMAGES = 200
 
 def count_confidence(shares: Tensor, right: Tensor) -> Tensor:
     """Return in (3, BINS) the number of answers with a share in each bin, the sum of the shares, and the right ones."""
-    bins = one_hot((shares * BINS).long().clamp(max=BINS - 1), BINS).double()
+    bins = one_hot((shares * BINS).long().clamp(0, BINS - 1), BINS).double()
     return torch.stack([torch.ones_like(shares), shares, right]).double() @ bins
 
 
