@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -98,28 +97,22 @@ class Quantizer:
         return sorted(change, key=change.__getitem__, reverse=True)
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """An int8 model with its score, and the layers that were left as they are, as they would lose too much."""
-
-    run: Runner
-    score: float
-    left_out: tuple[str, ...] = ()
-
-
-def find_layers(quantizer: Quantizer, score_of: Callable[[Runner], float], least: float) -> Quantized:
+def find_layers(
+    quantizer: Quantizer, score_of: Callable[[Runner], float], least: float
+) -> tuple[Runner, float, Sequence[str]]:
     """Return the int8 model that leaves out the fewest layers for a score of `least`; its file is the last written.
 
-    The number of layers that are left out doubles from 1 on. Raises `UserError` if half of them are not enough.
+    With it come its score and the layers that are left out, as they would lose too much. Their number doubles from 1
+    on. Raises `UserError` if half of the layers are not enough.
     """
     score = score_of(run := quantizer.write(quantizer.layers, quantizer.pixels))
     if score >= least:
-        return Quantized(run, score)
+        return run, score, ()
     worst, count, first = quantizer.worst_first(), 1, score
     while 2 * count <= len(worst):
         score = score_of(run := quantizer.write(worst[count:], quantizer.pixels))
         if score >= least:
-            return Quantized(run, score, tuple(worst[:count]))
+            return run, score, worst[:count]
         count *= 2
     raise UserError(
         f"TRAIN_MAX_LOSS: int8 has a score of {first:.2f} %, and {least:.2f} % are asked for. Half of the layers left"
@@ -143,12 +136,13 @@ def quantize(
                 return score_of(OnnxModel(run, exported.normalize))
 
             plain = run_onnx(quantizer.plain)
-            before, found = score(plain), find_layers(quantizer, score, least)
+            before = score(plain)
+            int8, after, left_out = find_layers(quantizer, score, least)
         sizes = [file.stat().st_size for file in (quantizer.plain, quantizer.int8)]
-        seconds = {count: side_by_side((plain, found.run), pixels[:count]) for count in (1, TIMED_BATCH)}
+        seconds = {count: side_by_side((plain, int8), pixels[:count]) for count in (1, TIMED_BATCH)}
         quantizer.int8.replace(path)
     rows = {
-        "score": [f"{value:.2f} %" for value in (before, found.score)],
+        "score": [f"{value:.2f} %" for value in (before, after)],
         "images/s": [f"{len(pixels[:TIMED_BATCH]) / value:,.0f}" for value in seconds[TIMED_BATCH]],
         "one image": [f"{1000 * value:.2f} ms" for value in seconds[1]],
         "file": [f"{value / 1e6:.1f} MB" for value in sizes],
@@ -157,8 +151,8 @@ def quantize(
         print(f"{'int8':9} {'fp32':>10} {'int8':>10}")
         for name, (left, right) in rows.items():
             print(f"{name:9} {left:>10} {right:>10}")
-        if found.left_out:
-            print(f"fp32      {count_text(len(found.left_out), 'layer')}: {one_line(', '.join(found.left_out))}")
+        if left_out:
+            print(f"fp32      {count_text(len(left_out), 'layer')}: {one_line(', '.join(left_out))}")
         print(f"written   {one_line(path)}")
 
 
