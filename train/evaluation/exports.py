@@ -183,7 +183,7 @@ def export_model(exported: Exported, formats: Sequence[str], folder: Path) -> li
     with disk_errors_as_user_errors(folder):
         for name in formats:
             with TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
-                path = Path(temporary, FORMATS[name].file)
+                path = Path(temporary, FORMATS[name])
                 write(exported, name, path)
                 check_logits(exported, name, RUNNERS[name](path))
                 written += [each.rename(folder / each.name) for each in path.parent.iterdir()]

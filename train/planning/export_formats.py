@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 
-
-@dataclass(frozen=True)
-class ExportFormat:
-    """The name of a format's file, and the extra of the wheel that writes and checks it, empty for torch alone."""
-
-    file: str
-    extra: str
-
-
-FORMATS: Mapping[str, ExportFormat] = {
-    "onnx": ExportFormat("model.onnx", "onnx"),
-    "torch-export": ExportFormat("model.pt2", ""),
-    "openvino": ExportFormat("model.xml", "openvino"),
-    "executorch": ExportFormat("model.pte", "executorch"),
+# The file of each format. An extra of the wheel with the format's name writes and checks it, except for torch's own.
+TORCHS_OWN = "torch-export"
+FORMATS: Mapping[str, str] = {
+    "onnx": "model.onnx",
+    TORCHS_OWN: "model.pt2",
+    "openvino": "model.xml",
+    "executorch": "model.pte",
 }
 
 # What `entrypoint quantize` writes.
@@ -33,6 +25,6 @@ def check_formats(names: Sequence[str], source: str) -> tuple[str, ...]:
     for name in names:
         if name not in FORMATS:
             raise UserError(f"{source}: {printable(name)!r} is no format. Use {', '.join(FORMATS)}.")
-        if FORMATS[name].extra:
-            require_extra(FORMATS[name].extra, source)
+        if name != TORCHS_OWN:
+            require_extra(name, source)
     return tuple(dict.fromkeys(names))

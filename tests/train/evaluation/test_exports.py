@@ -46,13 +46,13 @@ def test_runtime_gives_equal_logits_for_any_batch_size(tmp_path: Path, format_na
     model = build_model(TrainSettings(model=name), SHAPE, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     files = export_model(exported(model), [format_name], tmp_path)
     assert model.training, "the model itself is left as it was"
-    assert tmp_path / FORMATS[format_name].file in files
+    assert tmp_path / FORMATS[format_name] in files
     assert {*tmp_path.iterdir()} == {*files, tmp_path / "model.json"}
     about = json.loads((tmp_path / "model.json").read_text())
     assert about == {
         "task": "classify", "classes": list(CLASSES), "threshold": 0.5, "temperature": 1.0, "shape": list(SHAPE),
     }  # fmt: skip
-    run = RUNNERS[format_name](tmp_path / FORMATS[format_name].file)
+    run = RUNNERS[format_name](tmp_path / FORMATS[format_name])
     for count in (1, 5):
         pixels = torch.randint(0, 256, (count, *SHAPE)).float()
         with torch.no_grad():
