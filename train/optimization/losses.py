@@ -85,8 +85,6 @@ def training_loss(
 ) -> Loss:
     """Return the loss that a run minimizes; `counts` are the classes' numbers of training images."""
     weights = class_weights(settings.class_weights, classes, counts) if settings.class_weights else None
-    if weights is not None:
-        weights = weights.to(counts.device)
     return Loss(loss_name(settings), settings.label_smoothing, weights, targets)
 
 
@@ -104,4 +102,4 @@ def class_weights(text: str, classes: Sequence[str], counts: Tensor) -> Tensor:
     """
     if text == "auto":
         return (counts.sum() / (len(classes) * counts.clamp(min=1))).float()
-    return torch.tensor(parse_class_weights(text, classes))
+    return torch.tensor(parse_class_weights(text, classes), device=counts.device)
