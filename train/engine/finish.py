@@ -38,18 +38,6 @@ from train.report.trackers import FINISHED
 from train.seeding import shard_slice
 
 
-@dataclass(frozen=True)
-class FinalScores:
-    """The results of a run's weights: on the test images, and on those that chose the best checkpoint, if others.
-
-    `best_epoch` says after which epoch the weights were the best, None for the last ones.
-    """
-
-    test: EvalResult
-    val: EvalResult | None = None
-    best_epoch: int | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankResults:
     """What one rank knows at the end of a run."""
@@ -63,8 +51,10 @@ class RankResults:
     joules: float | None
 
 
-def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None:
-    """Write the summary and the export, and print the summary.
+def write_summary(
+    run: TrainingRun, test: EvalResult, val: EvalResult | None, best_epoch: int | None, started: float
+) -> None:
+    """Write the summary and the export, and print the summary; the results are those of `train_epochs`.
 
     `started` is the start of the whole command (Unix time, s). Raises `UserError` if a weight is not finite: the last
     step's loss does not show that.
@@ -79,11 +69,11 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
         return
     rebuilt = rebuild_model(run, eval_state)
     skipped = sorted(set(run.dataset.skipped).union(*(rank.skipped for rank in ranks)))
-    summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt)
+    summary = summarize_scores(run, test, val, best_epoch) | summarize_training(run, state, rebuilt)
     summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {
-        **evaluation_values(scores.test, run.classes, run.settings.score),
+        **evaluation_values(test, run.classes, run.settings.score),
         "mistakes": as_json(mistakes, run.classes),
     }
     with run.metrics.without_failing("heat maps"):
@@ -159,9 +149,11 @@ def rebuild_model(run: TrainingRun, eval_state: Mapping[str, Tensor]) -> nn.Modu
     return model
 
 
-def summarize_scores(run: TrainingRun, scores: FinalScores) -> dict[str, Any]:
+def summarize_scores(
+    run: TrainingRun, score: EvalResult, val: EvalResult | None, best_epoch: int | None
+) -> dict[str, Any]:
     """Return the results of the weights that the run leaves, and the best accuracy."""
-    best, score, val, name = run.trainer.state.best, scores.test, scores.val, run.settings.score
+    best, name = run.trainer.state.best, run.settings.score
     return {
         f"test_{name}": round(score.accuracy, 4),
         "test_loss": score.loss,
@@ -172,7 +164,7 @@ def summarize_scores(run: TrainingRun, scores: FinalScores) -> dict[str, Any]:
         "score": name,
         f"best_{name}": round(best, 4) if best > NO_BEST else None,
         "best_chosen_on": run.choice,
-        "best_epoch": scores.best_epoch,
+        "best_epoch": best_epoch,
     }
 
 

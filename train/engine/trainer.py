@@ -22,7 +22,7 @@ from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.best_weights import use_best_weights
-from train.engine.finish import FinalScores, write_summary
+from train.engine.finish import write_summary
 from train.engine.frozen_features import TrainedPart, choose_trained_part, first_images
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
@@ -78,8 +78,8 @@ def train_distributed(
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     if settings.checkpoint_every and group.local_rank == 0:
                         watch_for_notice(settings.preemption)
-                    score = train_epochs(run)
-                    write_summary(run, score, started)
+                    test, val, best_epoch = train_epochs(run)
+                    write_summary(run, test, val, best_epoch, started)
             except BaseException:
                 if run.metrics:
                     run.metrics.end_tracker(FAILED)
@@ -122,9 +122,11 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-def train_epochs(run: TrainingRun) -> FinalScores:
+def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int | None]:
     """Train the remaining epochs with evaluation, log and checkpoint after each; return the last results.
 
+    They are on the test images, and on those that chose the best checkpoint, if others. Then comes the epoch after
+    which the weights were the best, None for the last ones.
     Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
@@ -150,11 +152,11 @@ def train_epochs(run: TrainingRun) -> FinalScores:
     if part.layer or not score:
         score = evaluate_run(run, run.epochs)
     if not run.source.has_val:
-        return FinalScores(score)
+        return score, None, None
     best_epoch = use_best_weights(run)
     if best_epoch is not None:
         score = evaluate_run(run, run.epochs)
-    return FinalScores(evaluate_run(run, run.epochs, test=True), score, best_epoch)
+    return evaluate_run(run, run.epochs, test=True), score, best_epoch
 
 
 def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: float) -> None:
