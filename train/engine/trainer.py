@@ -27,8 +27,8 @@ from train.engine.frozen_features import TrainedPart, choose_trained_part, first
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
-from train.evaluation.evaluate import EvalMethod, MistakeCollector, evaluate
-from train.evaluation.results import EvalResult
+from train.evaluation.evaluate import MistakeCollector, evaluate
+from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.optimization.losses import evaluation_loss

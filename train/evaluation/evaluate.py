@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.amp import autocast
-from train.checkpoint.metadata import PLAIN_OUTPUTS, OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
@@ -27,28 +26,10 @@ from train.evaluation.confidence import (
     losses_by_temperature,
 )
 from train.evaluation.heat_map import heat_maps, show_heat
-from train.evaluation.results import EvalResult
+from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.target_scores import TargetScores
-from train.optimization.losses import Loss
 from train.transforms.normalize import Normalize
 from train.transforms.test_time import averaged_logits
-
-
-@dataclass(frozen=True)
-class EvalMethod:
-    """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, the number of classes, and the loss.
-
-    Without classes, the result has neither a confusion matrix nor the accuracy of each class. A loss with targets has
-    other scores, of `outputs`; these images may choose the threshold or the temperature (`chooses`).
-    """
-
-    precision: str = "fp32"
-    classes: int = 0
-    test_time_augment: str = "off"
-    loss: Loss = field(default_factory=Loss)
-    outputs: OutputScale = PLAIN_OUTPUTS
-    chooses: bool = False
-
 
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
 MAX_CONFUSION_CLASSES = 1000
@@ -59,14 +40,11 @@ TOP = 5
 class EvalCounts:
     """What a rank has counted so far, as tensors that can be summed over the ranks.
 
-    `chooses` has the temperature chosen on these images, by the smallest cross entropy.
+    The temperature may be chosen on these images, by the smallest cross entropy.
     """
 
-    classes: int
+    method: EvalMethod
     device: torch.device
-    loss: Loss = field(default_factory=Loss)
-    temperature: float = 1.0
-    chooses: bool = False
     totals: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +53,7 @@ class EvalCounts:
         Parts: stop request, loss, images, right ones, right ones among five; confidence; losses by temperature; and the
         pairs of classes.
         """
-        count = self.classes**2 if self.has_matrix else 2 * self.classes
+        count = self.method.classes**2 if self.has_matrix else 2 * self.method.classes
         parts = 5 + 3 * BINS + len(TEMPERATURES) + count
         self.totals = torch.zeros(parts, dtype=torch.float64, device=self.device)
         self.plain, self.confidence, self.losses, self.pairs = self.parts_of(self.totals)
@@ -88,41 +66,41 @@ class EvalCounts:
     @property
     def has_matrix(self) -> bool:
         """Whether every pair of classes is counted."""
-        return self.classes <= MAX_CONFUSION_CLASSES
+        return self.method.classes <= MAX_CONFUSION_CLASSES
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch of (N, classes) fp32 logits; images with IGNORE_LABEL do not count."""
         counted = labels != IGNORE_LABEL
         predicted = logits.argmax(1)
         right = (predicted == labels) & counted
-        loss = self.loss(logits, labels)
+        loss = self.method.loss(logits, labels)
         top5 = torch.zeros((), device=logits.device)
         if logits.shape[1] > TOP:
             top5 = ((logits.topk(TOP).indices == labels[:, None]).any(1) & counted).sum()
         self.plain[1:] += torch.stack([one.to(torch.float64) for one in (loss, counted.sum(), right.sum(), top5)])
-        shares = (logits[counted] / self.temperature).softmax(1).amax(1)
+        shares = (logits[counted] / self.method.outputs.temperature).softmax(1).amax(1)
         self.confidence += count_confidence(shares, right[counted]).flatten()
-        if self.chooses:
+        if self.method.chooses:
             self.losses += losses_by_temperature(logits[counted], labels[counted])
-        if not self.classes:
+        classes, known, own = self.method.classes, predicted[counted], labels[counted]
+        if not classes:
             return
-        known, own = predicted[counted], labels[counted]
         if self.has_matrix:
-            self.pairs += torch.bincount(own * self.classes + known, minlength=self.classes**2)
+            self.pairs += torch.bincount(own * classes + known, minlength=classes**2)
         else:
             hits = own[own == known]
-            self.pairs += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
+            self.pairs += torch.cat([torch.bincount(one, minlength=classes) for one in (own, hits)])
 
     def result(self, sums: Tensor, _: ProcessGroup) -> EvalResult:
         """Return the result of the sums over all ranks."""
         plain, confidence, losses, pairs = self.parts_of(sums)
         _stop, loss, images, right, top5 = plain.tolist()
         answers = Confidence(confidence.view(3, BINS).cpu())
-        chooses = self.chooses and images >= CHOOSING_IMAGES
-        temperature = TEMPERATURES[int(losses.argmin())] if chooses else self.temperature
+        chooses = self.method.chooses and images >= CHOOSING_IMAGES
+        temperature = TEMPERATURES[int(losses.argmin())] if chooses else self.method.outputs.temperature
         confusion: tuple[tuple[int, ...], ...] = ()
         if self.has_matrix:
-            matrix = pairs.view(self.classes, self.classes)
+            matrix = pairs.view(self.method.classes, self.method.classes)
             confusion = tuple(tuple(int(one) for one in row) for row in matrix.tolist())
             own, correct = matrix.sum(1).tolist(), matrix.diagonal().tolist()
         else:
@@ -160,11 +138,8 @@ def evaluate(
     """
     spread, method = is_sharded(model), method or EvalMethod()
     group.broadcast_buffers(list(model.buffers()))
-    counts: EvalCounts | TargetScores = EvalCounts(
-        method.classes, group.device, method.loss, method.outputs.temperature, method.chooses
-    )
-    if method.loss.targets is not None:
-        counts = TargetScores(method.loss, method.outputs, group.device, method.chooses)
+    kind = EvalCounts if method.loss.targets is None else TargetScores
+    counts = kind(method, group.device)
     model.eval()
     with torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:

@@ -1,11 +1,29 @@
-"""What an evaluation finds."""
+"""How a model is evaluated, and what an evaluation finds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from train.checkpoint.metadata import PLAIN_OUTPUTS, OutputScale
 from train.evaluation.confidence import Confidence
+from train.optimization.losses import Loss
+
+
+@dataclass(frozen=True)
+class EvalMethod:
+    """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, the number of classes, and the loss.
+
+    Without classes, the result has neither a confusion matrix nor the accuracy of each class. A loss with targets has
+    other scores, of `outputs`; these images may choose the threshold or the temperature (`chooses`).
+    """
+
+    precision: str = "fp32"
+    classes: int = 0
+    test_time_augment: str = "off"
+    loss: Loss = field(default_factory=Loss)
+    outputs: OutputScale = PLAIN_OUTPUTS
+    chooses: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from train.checkpoint.metadata import OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.confidence import Confidence, count_confidence
-from train.evaluation.results import EvalResult
-from train.optimization.losses import Loss
+from train.evaluation.results import EvalMethod, EvalResult
 
 # Thresholds that are tried, in steps of a fiftieth.
 THRESHOLDS = tuple(step / 50 for step in range(1, 50))
@@ -25,13 +23,11 @@ THRESHOLDS = tuple(step / 50 for step in range(1, 50))
 class TargetScores:
     """What a rank has seen of an evaluation: the outputs and the label number of each image.
 
-    `chooses` has the threshold chosen on these images, by the best micro F1.
+    The threshold may be chosen on these images, by the best micro F1.
     """
 
-    loss: Loss
-    outputs: OutputScale
+    method: EvalMethod
     device: torch.device
-    chooses: bool = False
     totals: Tensor = field(init=False)
     logits: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
@@ -43,24 +39,25 @@ class TargetScores:
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Keep a batch of (N, outputs) fp32 logits; images with IGNORE_LABEL do not count."""
         counted = labels != IGNORE_LABEL
-        self.totals[1] += self.loss(logits, labels)
+        self.totals[1] += self.method.loss(logits, labels)
         self.totals[2] += counted.sum()
         self.logits.append(logits[counted].cpu())
         self.labels.append(labels[counted].cpu())
 
     def result(self, sums: Tensor, group: ProcessGroup) -> EvalResult:
         """Return the result of all ranks' images; `sums` are their totals."""
-        assert self.loss.targets is not None, "the task has targets"
+        assert self.method.loss.targets is not None, "the task has targets"
         mine = (torch.cat(self.logits), torch.cat(self.labels)) if self.logits else None
         gathered = [part for part in group.gather(mine, tuple[Tensor, Tensor] | None) if part]
         logits = torch.cat([part[0] for part in gathered])
-        targets = self.loss.targets.cpu()[torch.cat([part[1] for part in gathered])]
+        targets = self.method.loss.targets.cpu()[torch.cat([part[1] for part in gathered])]
         plain = EvalResult(0.0, float(sums[1] / sums[2]), int(sums[2]))
-        return self.of_numbers(plain, logits, targets) if self.outputs.mean else self.of_labels(plain, logits, targets)
+        kind = self.of_numbers if self.method.outputs.mean else self.of_labels
+        return kind(plain, logits, targets)
 
     def of_numbers(self, plain: EvalResult, values: Tensor, wanted: Tensor) -> EvalResult:
         """Return the result with the mean of the outputs' R2 in percent, and errors in the targets' own unit."""
-        deviation = torch.tensor(self.outputs.deviation, dtype=torch.float64)
+        deviation = torch.tensor(self.method.outputs.deviation, dtype=torch.float64)
         error = values.double() - wanted.double()
         spread = (wanted.double() - wanted.double().mean(0)).square().sum(0)
         # A number that is the same in all images has no R2.
@@ -78,8 +75,8 @@ class TargetScores:
         precisions = [average_precision(*pair) for pair in zip(logits.T, targets.T, strict=True)]
         known = [one for one in precisions if one is not None]
         shares, wanted = logits.sigmoid(), targets > 0
-        threshold = self.outputs.threshold
-        if self.chooses:
+        threshold = self.method.outputs.threshold
+        if self.method.chooses:
             threshold = max(THRESHOLDS, key=lambda least: (f1_scores(shares >= least, wanted)[0], -abs(least - 0.5)))
         micro, macro = f1_scores(shares >= threshold, wanted)
         return replace(

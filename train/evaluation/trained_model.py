@@ -24,10 +24,10 @@ from train.data.feeds.loader import BatchLoader
 from train.data.sources.targets import Targets
 from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.evaluate import EvalMethod, evaluate, evaluation_values
+from train.evaluation.evaluate import evaluate, evaluation_values
 from train.evaluation.exports import Exported
 from train.evaluation.load_model import load_model
-from train.evaluation.results import EvalResult
+from train.evaluation.results import EvalMethod, EvalResult
 from train.models.registry import check_other_size
 from train.optimization.losses import Loss, evaluation_loss, loss_name
 from train.planning.export_formats import INT8_FILE

@@ -9,7 +9,8 @@ from torch import nn
 from entrypoint.core.errors import UserError
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.evaluate import EvalMethod, evaluate
+from train.evaluation.evaluate import evaluate
+from train.evaluation.results import EvalMethod
 from train.seeding import make_generator
 
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))

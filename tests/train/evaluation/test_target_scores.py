@@ -8,7 +8,7 @@ import torch
 from tests.train.engine.learners import ALONE
 from train.checkpoint.metadata import OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
-from train.evaluation.results import EvalResult
+from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.target_scores import TargetScores
 from train.optimization.losses import Loss
 
@@ -16,7 +16,7 @@ IMAGES, OUTPUTS = 200, 5
 
 
 def score(loss: Loss, logits: torch.Tensor, labels: torch.Tensor, **more: object) -> EvalResult:
-    counts = TargetScores(loss, device=ALONE.device, **{"outputs": OutputScale(), **more})
+    counts = TargetScores(EvalMethod(loss=loss, **more), ALONE.device)
     for start in range(0, len(labels), 64):  # the last batch is smaller
         counts.add(logits[start : start + 64], labels[start : start + 64])
     return counts.result(counts.totals, ALONE)
