@@ -141,6 +141,7 @@ def check_batchnorm_classes(model: nn.Module) -> None:
 def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: bool = False) -> nn.Module:
     """Return the model with every BatchNorm over all ranks, with its weights and statistics.
 
+    On a CPU only its class changes, so parameters, hooks and every place in the model stay as they are.
     A model to be compiled uses the process group, because the compiler cannot trace shared memory.
     """
     check_batchnorm_classes(model)
@@ -153,17 +154,6 @@ def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: b
         return converted
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            synchronize(module, None if compiled else group.memory)
+            module.__class__ = SyncBatchNormAct if has_activation(module) else SyncBatchNorm
+            module.memory = None if compiled else group.memory  # type: ignore[assignment]
     return model
-
-
-def synchronize(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
-    """Make a BatchNorm its synchronized equivalent, and return it.
-
-    Only its class changes, so parameters, hooks and every place in the model stay as they are.
-    """
-    has_act = has_activation(norm) or isinstance(norm, SyncBatchNormAct)
-    norm.__class__ = SyncBatchNormAct if has_act else SyncBatchNorm
-    norm.memory = memory
-    synchronized: SyncBatchNorm = norm
-    return synchronized

@@ -18,11 +18,13 @@ ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 RANKS = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from train.distributed.sync_batchnorm import synchronize
+    from train.distributed.process_group import ProcessGroup
+    from train.distributed.sync_batchnorm import convert_sync_batchnorm
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
-    layer = synchronize(nn.BatchNorm2d(3))
+    group = ProcessGroup(dist.get_rank(), 2, 0, torch.device("cpu"))
+    layer = convert_sync_batchnorm(nn.BatchNorm2d(3), group)
     mine = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
     part = images[mine].clone().requires_grad_()
     output = layer(part)
