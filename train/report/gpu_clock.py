@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from statistics import median
 from typing import Any
 
 import torch
 
-INTERVAL_S = 1.0
 # Reasons for a lower clock (nvml.h, nvmlClocksThrottleReasons) that mean a fault of the machine.
 FAULTS = {
     0x08: "hardware slowdown",
@@ -22,7 +20,7 @@ SLOW_SHARE = 0.9
 
 
 class GpuClock:
-    """The clocks of a GPU in MHz, one a second at most, and the faults that slowed it.
+    """The clocks of a GPU in MHz, one for each log line, and the faults that slowed it.
 
     `nvml` is pynvml, or what answers in its place. A MIG device and a missing driver have no clock.
     """
@@ -31,7 +29,6 @@ class GpuClock:
         self.samples: list[int] = []
         self.faults: set[str] = set()
         self.max_mhz = 0
-        self.next_at = 0.0
         self.nvml = nvml
         self.handle: Any = None
         if device.type != "cuda" and nvml is None:
@@ -42,15 +39,13 @@ class GpuClock:
             self.nvml = pynvml
         with suppress(self.nvml.NVMLError):
             self.nvml.nvmlInit()
-            self.handle = self.nvml.nvmlDeviceGetHandleByUUID(device_uuid(device))
+            self.handle = self.nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
             self.max_mhz = self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
 
     def sample(self) -> None:
-        """Read the clock, unless that was done within the last second."""
-        now = time.monotonic()
-        if self.handle is None or now < self.next_at:
+        """Read the clock, where there is one."""
+        if self.handle is None:
             return
-        self.next_at = now + INTERVAL_S
         with suppress(self.nvml.NVMLError):
             self.samples.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
             reasons = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
@@ -65,11 +60,6 @@ class GpuClock:
             "gpu_max_clock_mhz": self.max_mhz,
             "gpu_slowed_by": ", ".join(sorted(self.faults)),
         }
-
-
-def device_uuid(device: torch.device) -> str:
-    """Return a GPU's UUID as NVML has it."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def slow_gpus_text(ranks: list[dict[str, Any]]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.machines import NVMLError
-from train.report import gpu_clock
 from train.report.gpu_clock import GpuClock, slow_gpus_text
 
 
@@ -39,9 +39,8 @@ class ClockNvml:
 
 
 @pytest.fixture(autouse=True)
-def each_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_clock, "INTERVAL_S", 0)
-    monkeypatch.setattr(gpu_clock, "device_uuid", lambda _: "GPU-1")
+def gpu_with_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="1"))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +58,6 @@ def test_without_a_gpu_there_is_no_clock() -> None:
     for clock in (GpuClock(torch.device("cpu")), GpuClock(torch.device("cpu"), ClockNvml([], problem="no driver"))):
         clock.sample()
         assert clock.to_json() == {}
-
-
-def test_clock_is_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_clock, "INTERVAL_S", 60)
-    clock = GpuClock(torch.device("cpu"), ClockNvml([1900]))
-    clock.sample()
-    clock.sample()
-    assert clock.samples == [1900]
 
 
 def rank(number: int, mhz: int, slowed_by: str = "") -> dict[str, Any]:
