@@ -35,7 +35,6 @@ def prune_state(
     model.load_state_dict(restore_state_metadata(model, state))
     model.eval()
     names = layers_to_prune(model, settings)
-    widest = max(len(model.get_parameter(f"{name}.weight")) for name in names)
     example = torch.zeros(2, *shape)
     try:
         with silence_library():
@@ -51,12 +50,10 @@ def prune_state(
             ExitCode.MACHINE,
         ) from None
     if same_shapes(pruned, state):
-        advice = "Raise the ratio, or widen TRAIN_PRUNE_LAYER_TYPES"
-        if widest * (1 - settings.prune_ratio) < 1:  # the libraries leave such layers alone
-            advice = f"Lower the ratio: no filter of {widest} would be left"
         raise UserError(
             f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: removes nothing of {settings.model} at"
-            f" TRAIN_PRUNE_RATIO={settings.prune_ratio}. {advice}.",
+            f" TRAIN_PRUNE_RATIO={settings.prune_ratio}, or would leave no filter of a layer. Choose another ratio, or"
+            " widen TRAIN_PRUNE_LAYER_TYPES.",
             ExitCode.MACHINE,
         )
     result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
