@@ -66,11 +66,6 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
-def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
-    """Return by what communication divides gradients: DDP averages over the ranks, a sharded model sums."""
-    return 1 if is_sharded(model) else group.world_size
-
-
 def no_sync_until_last(model: Any, *, last: bool) -> AbstractContextManager[None]:
     """Skip gradient synchronization until the last micro-batch of a step."""
     if is_sharded(model):

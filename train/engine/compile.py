@@ -50,7 +50,8 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
         message += f"; {figures}"
         if not faster:
             return message
-    trainer.set_compiler(compiler)
+    trainer.compiler = compiler
+    trainer.compiled_forward = compiler(trainer.ddp_model)
     return message
 
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from train.acceleration.amp import autocast
 from train.checkpoint.metadata import NO_BEST
 from train.data.feeds.batches import Batch
-from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
+from train.distributed.ddp import is_sharded, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
 from train.engine.teacher import Teacher
 from train.optimization.losses import Loss
@@ -62,7 +62,7 @@ class Trainer:
     """Takes the steps of a run on its `state`.
 
     `loss` returns the sum of the losses of (N, outputs) logits and (N,) labels. `ddp_model` is the model wrapped by
-    DDP if there are several ranks, and `compiled_forward` the compiled one.
+    DDP if there are several ranks, and `compiled_forward` what `compiler` makes of it, each time it is replaced.
     `mark_phase` marks the phases of a step for the profiler, and `meter` says where the time goes. `image_shape` is
     what images are resized to, by step. `grad_norm` is the last step's where something needs it. `skipped` counts the
     last steps in a row that changed nothing.
@@ -102,17 +102,12 @@ class Trainer:
         self.ddp_model = wrap_ddp(model, self.settings, self.group)
         self.compiled_forward = self.compiler(self.ddp_model) if self.compiler else self.ddp_model
 
-    def set_compiler(self, compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
-        """Compile the model with a compiler, now and each time it is replaced."""
-        self.compiler = compiler
-        self.compiled_forward = compiler(self.ddp_model)
-
     def train_step(self, batch: Batch) -> Tensor:
         """Take one optimizer step; return this rank's share of the batch's mean loss, without synchronization.
 
         The loss is the sum over a rank's images divided by the global batch size. So the gradient is that of the global
-        mean for any number of ranks and micro-batches. A factor compensates for DDP's mean over the ranks. Dropout
-        depends on seed, step and rank alone, so a resumed run samples the same values.
+        mean for any number of ranks and micro-batches. A factor compensates for DDP's mean over the ranks, where a
+        sharded model sums. Dropout depends on seed, step and rank alone, so a resumed run samples the same values.
         """
         state = self.state
         statistics = [buffer.clone() for buffer in state.model.buffers()] if self.settings.skip_nonfinite else []
@@ -120,7 +115,7 @@ class Trainer:
         set_lr(state.optimizer, self.lr(state.step))
         state.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
-        divided = gradient_divisor(state.model, self.group)
+        divided = 1 if is_sharded(state.model) else self.group.world_size
         for index, (images, labels) in enumerate(batch.micro_batches):
             last = index == len(batch.micro_batches) - 1
             if self.image_shape:
