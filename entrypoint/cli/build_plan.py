@@ -102,7 +102,7 @@ def model_report(
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
     from train.planning.image_sizes import image_sizes, model_input_shape
-    from train.planning.model_report import ModelQuestion, ask_about_model, known_report, needs_report, portable
+    from train.planning.model_report import ModelQuestion, ask_about_model, known_report, needs_report
 
     shape = model_input_shape(given.values, facts.shape)
     if not needs_report(given, shape):
@@ -110,7 +110,7 @@ def model_report(
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     question = ModelQuestion(
         shape=shape,
-        classes=tuple(map(portable, facts.classes)),
+        classes=facts.classes,
         other_shapes=image_sizes(given.values, facts.shape).other_shapes,
         memory_bytes=rank_memory_bytes(plan, inputs.machine),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ from train.optimization.optimizer import (
     default_lr,
     find_optimizer,
 )
-from train.planning.model_report import ModelQuestion, ModelReport, original
+from train.planning.model_report import ModelQuestion, ModelReport
 from train.setting_groups.model import OWN_MODELS
 from train.settings import ImageShape, TrainSettings, read_train_settings
 
@@ -36,9 +38,8 @@ OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 
 def report_on(question: ModelQuestion) -> ModelReport:
     """Return what becomes of the model; raises `UserError`."""
-    variables = {name: original(value) for name, value in question.variables.items()}
-    classes = tuple(map(original, question.classes))
-    settings = read_train_settings(variables, {}).values
+    settings = read_train_settings(question.variables, {}).values
+    classes = question.classes
     check_memory(settings, question.shape, len(classes), question.memory_bytes)
     model = build_model(settings, question.shape, len(classes))
     if settings.prune_ratio:
@@ -155,7 +156,7 @@ def report(question: bytes) -> ModelReport:
     """Return what becomes of the model that a question names, or why it cannot be used."""
     torch.set_num_threads(1)
     try:
-        return report_on(msgspec.json.decode(question, type=ModelQuestion))
+        return report_on(msgspec.convert(json.loads(question), type=ModelQuestion))
     except UserError as error:
         return ModelReport(error=one_line(error), code=int(error.code))
 

@@ -6,7 +6,7 @@ An answer that no file of the user's can change is kept in the user's cache, by 
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.child import ask_child
-from train.planning.optimizers import DEFAULT_LR, SGD, is_known
+from train.planning.optimizers import DEFAULT_LR, SGD
 from train.setting_groups.model import OWN_MODELS, ModelSettings
 from train.settings import ImageShape, TrainSettings
 
@@ -69,16 +69,6 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     has_weight_decay: bool = True
 
 
-def portable(text: str) -> str:
-    """Return a text with a character for each of its bytes: JSON cannot hold a path of any other bytes."""
-    return os.fsencode(text).decode("latin-1")
-
-
-def original(text: str) -> str:
-    """Return the text that `portable` was given."""
-    return os.fsdecode(text.encode("latin-1"))
-
-
 def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> bool:
     """Return whether only the model itself shows if the settings can be used, with images of this shape.
 
@@ -88,7 +78,7 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     chosen = "optimizer" in given.sources or "optimizer_args" in given.sources or settings.lr == "auto"
     schedule = settings.size_schedule and "size_schedule" in given.sources
     large = settings.model not in OWN_MODELS or shape[1] * shape[2] > MANY_PIXELS
-    optimizer = chosen and not is_known(settings)
+    optimizer = chosen and (settings.optimizer.lower() not in DEFAULT_LR or settings.optimizer_args)
     return bool(
         large
         or settings.model_args
@@ -117,9 +107,8 @@ def ask_about_model(
     """
     probed = {variable_name(TrainSettings.PREFIX, name) for name in PROBED}
     variables = {name: text for name, text in {**recipe, **given.as_variables()}.items() if name in probed}
-    asked = msgspec.json.encode(
-        msgspec.structs.replace(question, variables={name: portable(text) for name, text in variables.items()})
-    )
+    # The standard library's JSON holds paths and classes that are no UTF-8.
+    asked = json.dumps(msgspec.to_builtins(msgspec.structs.replace(question, variables=variables))).encode()
     depends_on_files = given.values.is_own_model or given.values.weights
     digest = hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
     file = None if cache is None or depends_on_files else cache / "models" / f"{digest}.json"

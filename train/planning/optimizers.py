@@ -13,11 +13,6 @@ DEFAULT_LR: Mapping[str, float] = {SGD: 0.05, "adam": 0.001, "adamw": 0.001}
 ELEMENTWISE = frozenset({"sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adadelta", "asgd"})
 
 
-def is_known(settings: OptimizationSettings) -> bool:
-    """Return whether planning knows all of the optimizer that a run needs to know."""
-    return settings.optimizer.lower() in DEFAULT_LR and not settings.optimizer_args
-
-
 def peak_lr(settings: OptimizationSettings, default_lr: float) -> float:
     """Return the peak learning rate of a run; `default_lr` is the optimizer's own."""
     return default_lr if settings.lr == "auto" else settings.lr
