@@ -139,7 +139,6 @@ class OutputPlan(Struct, frozen=True, kw_only=True):
 class TrainerPlan(Struct, frozen=True, kw_only=True):
     """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
 
-    `auto_selects_bf16` says that fp32 is the default and TRAIN_PRECISION=auto would be bf16 here.
     `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
     `doubts` say why the accuracy will mean little; the end of the run repeats them.
     """
@@ -152,7 +151,6 @@ class TrainerPlan(Struct, frozen=True, kw_only=True):
     saves_checkpoints: bool
     ipex_packs: bool = False
     winograd: bool = False
-    auto_selects_bf16: bool = False
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     doubts: tuple[str, ...] = ()
 

@@ -48,14 +48,8 @@ def decide_precision(
     if "precision" in given.sources:
         note = slow_precision_note(requested, device, machine)
         return Decision("precision", requested, note, Source.USER, given.sources["precision"])
-    hint = "; TRAIN_PRECISION=auto selects bf16 here" if auto_selects_bf16(given, device, machine) else ""
+    hint = "; TRAIN_PRECISION=auto selects bf16 here" if support else ""
     return Decision("precision", requested, f"the default{hint}")
-
-
-def auto_selects_bf16(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> bool:
-    """Return whether the precision is the default, and TRAIN_PRECISION=auto would be bf16."""
-    is_default = "precision" not in given.sources and given.values.precision == TrainSettings().precision
-    return is_default and bool(hardware_support("bf16", device, machine))
 
 
 def check_fp8(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> None:

@@ -17,7 +17,6 @@ from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import INDEX_ENDING
 from train.planning.checks import check_contradictions, check_shares, check_trainer_settings
 from train.planning.compute import (
-    auto_selects_bf16,
     decide_compiling,
     decide_ipex,
     decide_precision,
@@ -100,7 +99,6 @@ def plan_trainer(
         ipex_packs=ipex.value == "on" and not why_ipex_does_not_pack(settings, machine),
         winograd=any(one.value == "on" for one in winograd),
         saves_checkpoints=settings.checkpoint_every > 0,
-        auto_selects_bf16=auto_selects_bf16(given, plan.device, machine),
         normalization=normalization,
         doubts=doubts(dataset),
     )

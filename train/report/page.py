@@ -33,7 +33,7 @@ WAITING, LOADING = 0.1, 0.1
 OVERFITTING = 1.2
 
 
-def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]:
+def advise(summary: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]:
     """Return what to change, the most effective first."""
     advice = []
     if summary.get("cpu_wait_share", 0) > WAITING:
@@ -61,8 +61,6 @@ def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict
         )
     if summary.get("images_skipped"):
         advice.append(f"{summary['images_skipped']:,} images could not be read and were left out.")
-    if (plan.get("trainer") or {}).get("auto_selects_bf16"):
-        advice.append("This machine computes in bf16: TRAIN_PRECISION=auto is faster here.")
     return advice
 
 
@@ -125,7 +123,7 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
         trains=trains,
         summary=summary,
         shown=[(key, value_text(value)) for key, value in summary.items() if key != "stragglers"],
-        advice=advise(summary, plan, lines),
+        advice=advise(summary, lines),
         plots=drawings(plots_of(lines)),
         confidence=drawings(confidence_plots(evaluation), ""),
         batch=base64.b64encode(batch.read_bytes()).decode() if is_file(batch) else "",

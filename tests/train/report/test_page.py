@@ -49,7 +49,6 @@ def run(tmp_path: Path) -> Path:
         "decisions": [decision],
         "warnings": [f"careful {EVIL}"],
         "binding": {"core_map": ["socket 0: 00 11"]},
-        "trainer": {"auto_selects_bf16": True},
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "settings.json").write_text(json.dumps({"precision": "fp32", "data_dir": EVIL}))
@@ -77,11 +76,11 @@ def test_page_has_everything_and_escapes_names(run: Path) -> None:
 
 def test_advice_names_the_setting(run: Path) -> None:
     text = write_report(run).read_text()
-    for said in ("TRAIN_VAL_SPLIT=0.1", "lowest after epoch 1", "TRAIN_PRECISION=auto is faster"):
+    for said in ("TRAIN_VAL_SPLIT=0.1", "lowest after epoch 1"):
         assert said in text
-    slow = advise({"cpu_wait_share": 0.5, "data_share": 0.4, "data_slow_part": "disk", "images_skipped": 3}, {}, [])
+    slow = advise({"cpu_wait_share": 0.5, "data_share": 0.4, "data_slow_part": "disk", "images_skipped": 3}, [])
     assert [re.search(r"tune|TRAIN_NUM_WORKERS|left out", one) is not None for one in slow] == [True] * 3
-    assert advise({"best_chosen_on": "val"}, {}, []) == []
+    assert advise({"best_chosen_on": "val"}, []) == []
 
 
 def test_folder_without_a_finished_run_is_one_line(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_file_that_somebody_changed_is_one_line(run: Path, name: str, capsys: py
             try:
                 if number:
                     kept = read_metrics(run)
-                    assert isinstance((plots_of(kept), advise(SUMMARY, {}, kept)), tuple)
+                    assert isinstance((plots_of(kept), advise(SUMMARY, kept)), tuple)
                     continue
                 write_report(run)
                 if name in ("summary.json", "settings.json"):
