@@ -107,6 +107,8 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
         raise UserError(f"{source}: its fractions add up to {ends[-1][0]:g}, so {last} is never trained. Lower them.")
     if last != side:
         raise UserError(f"{source}: ends with {last}, and the images have {side}. End it with {side}, or resize them.")
+    if all(one == last for _, one in ends):
+        raise UserError(f"{source}: all of its sizes are {last}, so it has no effect. Unset it.")
     larger = max(one for _, one in ends)
     if larger > side:
         raise UserError(f"{source}: {larger} is larger than the images, which have {side}. Lower it.")

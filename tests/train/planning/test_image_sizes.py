@@ -53,6 +53,7 @@ def test_files_are_decoded_to_the_larger_size() -> None:
     ("env", "said"),
     [
         ({"TRAIN_SIZE_SCHEDULE": "128:0.5,192"}, "ends with 192, and the images have 224"),
+        ({"TRAIN_SIZE_SCHEDULE": "224:0.5,224"}, "all of its sizes are 224, so it has no effect"),
         ({"TRAIN_SIZE_SCHEDULE": "256:0.5,224"}, "256 is larger than the images, which have 224"),
         ({"TRAIN_SIZE_SCHEDULE": "128:0.5,160:0.5,224"}, "its fractions add up to 1, so 224 is never trained"),
         ({"TRAIN_SIZE_SCHEDULE": "96:0.7,128:0.2,160:0.1,224"}, "its fractions add up to 1, so 224 is never trained"),
