@@ -53,10 +53,14 @@ def plan_evaluation(
         use_ipex=False,
         saves_checkpoints=False,
     )
+    int8: tuple[Decision, ...] = ()
+    if settings.max_loss is not None:
+        limit = f"at most {settings.max_loss:g} points below the model's score"
+        int8 = (make_decision("int8", INT8_FILE, "", limit, given.sources["max_loss"]),)
     decisions = (
         make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
         decide_model(given),
-        *decide_quantization(given),
+        *int8,
         *decide_images(dataset),
         *decide_image_sizes(given, dataset),
         workers_decision,
@@ -76,15 +80,6 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     ]
     verb = "has" if len(found) == 1 else "have"
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
-
-
-def decide_quantization(given: ParsedSettings[TrainSettings]) -> tuple[Decision, ...]:
-    """Return what an int8 model may cost, nothing without one."""
-    limit = given.values.max_loss
-    if limit is None:
-        return ()
-    reason = f"at most {limit:g} points below the model's score"
-    return (make_decision("int8", INT8_FILE, "", reason, given.sources["max_loss"]),)
 
 
 def check_quantization(settings: TrainSettings, plan: Plan) -> None:
