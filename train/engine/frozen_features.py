@@ -16,7 +16,6 @@ from train.data.feeds.batches import BatchSource
 from train.data.feeds.memory import MemorySource
 from train.data.val_split import TEST, TRAIN
 from train.distributed.ddp import wrap_ddp
-from train.distributed.process_group import ProcessGroup
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import save_and_exit
 from train.preemption import STOP_CONTROLLER
@@ -145,14 +144,5 @@ def compute_features(run: TrainingRun, layer: str, split: int, width: int) -> Im
         parts.append(features.to("cpu", torch.float32, copy=True))
         labels.append(own_labels.cpu())
     model.train()
-    features, numbers = (all_rows(run.group, torch.cat(rows)) for rows in (parts, labels))
+    features, numbers = (torch.cat(run.group.gather(torch.cat(rows), Tensor)) for rows in (parts, labels))
     return ImageTensors(features.view(-1, 1, 1, width), numbers)
-
-
-def all_rows(group: ProcessGroup, rows: Tensor) -> Tensor:
-    """Return the rows of all ranks in order of rank, on the CPU."""
-    sizes = group.gather(len(rows), int)
-    start = sum(sizes[: group.rank])
-    whole = torch.zeros(sum(sizes), *rows.shape[1:], dtype=rows.dtype)
-    whole[start : start + len(rows)] = rows
-    return group.sum(whole.to(group.device)).cpu()  # the others' rows are zeros here
