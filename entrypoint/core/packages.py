@@ -27,7 +27,7 @@ def package_version(name: str) -> str:
 EXTRAS = {
     "train": ("torch", "torchvision", "numpy", "PIL", "safetensors", "rich"),
     "tensorboard": ("tensorboard",),
-    "onnx": ("onnx", "onnxscript"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "quantize": ("onnxruntime", "onnx", "onnxscript"),
     "openvino": ("openvino", "onnx", "onnxscript"),
     "executorch": ("executorch",),
