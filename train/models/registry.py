@@ -105,10 +105,7 @@ def unknown_argument_error(settings: ModelSettings, name: str, known: Sequence[s
 def torchvision_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a torchvision classifier by name; raises `UserError` for an unknown name."""
     name = settings.model
-    try:
-        from torchvision import models
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise UserError(f"TRAIN_MODEL={name}: torchvision cannot be loaded here ({error}); only cnn can") from None
+    models = import_library("torchvision.models", name)
     known = models.list_models(module=models)
     if name not in known:
         raise UserError(
@@ -205,7 +202,7 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
 def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a model of timm by name; raises `UserError` for an unknown one, or if timm is not installed."""
     name = settings.model.removeprefix(TIMM_PREFIX)
-    timm = import_timm(settings.model)
+    timm = import_library("timm", settings.model)
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
         raise UserError(
@@ -229,20 +226,21 @@ def create_timm_model(timm: Any, name: str, shape: ImageShape, **arguments: Any)
     return model
 
 
-def import_timm(name: str) -> Any:
-    """Return the package timm; raises `UserError` if it cannot be loaded."""
+def import_library(module: str, name: str) -> Any:
+    """Return the library of a model, a module of torchvision or timm; raises `UserError` if it cannot be loaded."""
     try:
-        return importlib.import_module("timm")
+        return importlib.import_module(module)
     except (ImportError, RuntimeError, AttributeError) as error:
+        package = module.partition(".")[0]
         raise UserError(
-            f"TRAIN_MODEL={printable(name)}: timm cannot be loaded here ({first_line(error)}). Install it by"
-            " `pip install timm`."
+            f"TRAIN_MODEL={printable(name)}: {package} cannot be loaded here ({first_line(error)}). Install it by"
+            f" `pip install {package}`, or set TRAIN_MODEL=cnn."
         ) from None
 
 
 def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> UserError:
     """Return the error for images that a model cannot process."""
-    size = f"{shape[0]}x{shape[1]}x{shape[2]}"
-    cause = first_line(error)
-    to_do = "take another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
-    return UserError(f"TRAIN_MODEL={printable(name)}: cannot take {size} images ({cause}); {to_do}")
+    return UserError(
+        f"TRAIN_MODEL={printable(name)}: cannot take {'x'.join(map(str, shape))} images ({first_line(error)}); take"
+        " another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
+    )

@@ -20,7 +20,7 @@ from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
-from train.models.registry import import_timm
+from train.models.registry import import_library
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import (
     PACKAGED_MODULE,
@@ -255,7 +255,7 @@ def download(name: str, path: Path) -> None:
 
 def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
     """Return the weights that timm publishes for a model, or a package has; raises `UserError` if neither has them."""
-    timm = import_timm(name)
+    timm = import_library("timm", name)
     if name == PACKAGED_NETWORK and (file := packaged_weights()):
         return with_names_of_timm(read_state_dict(file), timm.create_model(name.removeprefix(TIMM_PREFIX)), shape[0])
     try:
@@ -290,7 +290,7 @@ def with_names_of_timm(state: Mapping[str, Tensor], model: nn.Module, channels: 
 def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return mean and standard deviation (of 1) that a library's weights were trained with, None if it says none."""
     if name.startswith(TIMM_PREFIX):
-        config = import_timm(name).get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
+        config = import_library("timm", name).get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
         return (tuple(config.mean), tuple(config.std)) if config else None
     from torchvision import models
 
