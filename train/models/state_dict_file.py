@@ -173,16 +173,12 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         found = dict(sorted(parse_safetensors(content).items())) if is_safetensors else read_pickled(content)
     except WholeModel as error:
         raise whole_model(path, str(error)) from None
-    except MemoryError:
-        raise unreadable(path, "it asks for more memory than there is") from None
-    except RecursionError:
-        raise unreadable(path, "it is nested too deeply") from None
     except OSError as error:
         raise unreadable(path, error.strerror or first_line(error)) from None
     except (
         *(ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, RuntimeError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError, NotImplementedError, struct.error),
-        msgspec.MsgspecError,
+        *(msgspec.MsgspecError, MemoryError),
     ) as error:
         kind = f"it holds {error.args[0]} values, as quantized files do" if isinstance(error, KeyError) else ""
         raise unreadable(path, kind or first_line(error) or type(error).__name__) from None
