@@ -11,7 +11,7 @@ TRIM_INTERVAL_S = 60.0
 
 
 class HeapTrimmer:
-    """Trims glibc's heap (malloc_trim(3)) at most once per interval; does nothing where glibc has no heap.
+    """Trims glibc's heap (malloc_trim(3)) at most once per interval.
 
     Why: the plan lets glibc keep freed memory. Training, evaluation and checkpoints need blocks of different sizes.
     A small object in a freed block makes the next large one grow the heap, epoch after epoch.
@@ -19,13 +19,10 @@ class HeapTrimmer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.last = clock, clock()
-        self.malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        self.malloc_trim = ctypes.CDLL(None).malloc_trim
 
-    def trim_if_due(self) -> bool:
-        """Return freed pages to the kernel if the interval has passed; return whether it has."""
-        if self.clock() - self.last < TRIM_INTERVAL_S:
-            return False
-        self.last = self.clock()
-        if self.malloc_trim:
+    def trim_if_due(self) -> None:
+        """Return freed pages to the kernel if the interval has passed."""
+        if self.clock() - self.last >= TRIM_INTERVAL_S:
+            self.last = self.clock()
             self.malloc_trim(ctypes.c_size_t(0))
-        return True
