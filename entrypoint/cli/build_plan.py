@@ -102,11 +102,12 @@ def model_report(
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
     from train.planning.image_sizes import image_sizes, model_input_shape
-    from train.planning.model_report import ModelQuestion, ask_about_model, known_report, needs_report
+    from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, needs_report
+    from train.planning.optimizers import DEFAULT_LR, SGD
 
     shape = model_input_shape(given.values, facts.shape)
     if not needs_report(given, shape):
-        return known_report(given.values)
+        return ModelReport(default_lr=DEFAULT_LR.get(given.values.optimizer.lower(), DEFAULT_LR[SGD]))
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     question = ModelQuestion(
         shape=shape,

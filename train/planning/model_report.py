@@ -91,11 +91,6 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     )
 
 
-def known_report(settings: TrainSettings) -> ModelReport:
-    """Return the report for settings that need no child process."""
-    return ModelReport(default_lr=DEFAULT_LR.get(settings.optimizer.lower(), DEFAULT_LR[SGD]))
-
-
 def ask_about_model(
     given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], question: ModelQuestion, python: str,
     versions: Mapping[str, str], cache: Path | None,
