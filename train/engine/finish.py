@@ -73,8 +73,8 @@ def write_summary(
     summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {
-        **evaluation_values(test, run.classes, run.settings.score),
-        "mistakes": as_json(mistakes, run.classes),
+        **evaluation_values(test, run.data.classes, run.settings.score),
+        "mistakes": as_json(mistakes, run.data.classes),
     }
     with run.metrics.without_failing("heat maps"):
         add_heat(evaluation["mistakes"], mistakes, rebuilt or run.trainer.state.eval_model, run.source.normalize)
@@ -100,7 +100,7 @@ def write_summary(
             print("\n".join(summary_lines(summary, run.folder, text)))
     if run.settings.export != "off":
         model, decoded = rebuilt or run.trainer.state.eval_model, run.model_builder.plan.the_trainer().image_shape
-        exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.classes)
+        exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.data.classes)
         export_model(exported, run.settings.export.split(","), run.folder)
 
 
@@ -189,7 +189,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "multiply_adds": multiply_adds,
         "model": settings.model,
         "dataset": settings.dataset,
-        "classes": list(run.classes),
+        "classes": list(run.data.classes),
         "batch_size": settings.batch_size,
         "world_size": run.group.world_size,
         "reserved_cpus": run.model_builder.plan.binding.reserved_cpus,
@@ -244,7 +244,7 @@ def write_files(
 def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:
     """Write model.safetensors: the weights that were evaluated last, with classes and normalization; raises OSError."""
     origin = WeightsOrigin(
-        classes=run.classes,
+        classes=run.data.classes,
         normalization=run.source.normalize.to_metadata(),
         settings=run.settings.to_json(),
         shape=run.model_builder.plan.the_trainer().image_shape,

@@ -53,7 +53,8 @@ from train.transforms.normalize import Normalize
 class TrainingRun:
     """Objects that a run's epochs use; `metrics` is None except on rank 0.
 
-    `data` is what the run knows of its data set. `dataset` are the images themselves.
+    `data` is what the run knows of its data set, such as the classes in the order of the model's outputs. `dataset` are
+    the images themselves.
     `mistakes` are those of the last evaluation on this rank. `save_group` is the process group of the threads that save
     a sharded model.
     """
@@ -86,11 +87,6 @@ class TrainingRun:
     def live(self) -> LivePage | None:
         """What rank 0 shows while the run trains."""
         return LivePage(self.folder, self.metrics) if self.metrics else None
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the model's outputs."""
-        return self.data.classes
 
     @property
     def choice(self) -> str:

@@ -214,7 +214,7 @@ def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None,
         run.group,
         EvalMethod(
             run.trainer.precision,
-            len(run.classes),
+            len(run.data.classes),
             run.settings.test_time_augment,
             evaluation_loss(run.model_builder.loss),
             run.source.normalize.outputs,
