@@ -96,10 +96,11 @@ class Clock:
 def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None], int, Clock]:
     """Return `steps` bare steps, an epoch of the trainer, a step's operations, and the clock; both are warmed up."""
     import torch
+    from torch.amp.grad_scaler import GradScaler
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
-    from train.acceleration.amp import gradient_scaler, set_memory_format
+    from train.acceleration.amp import set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
     from train.acceleration.winograd import use_winograd
     from train.data.datasets import ImageTensors
@@ -125,7 +126,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     if plans_winograd():
         use_winograd(model)
     optimizer = build_optimizer(settings, model)
-    state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
+    state = TrainState(model, optimizer, GradScaler("cpu", enabled=False))
     trainer = Trainer(state, lr_schedule(settings, 10**6, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     trainer.mark_phase = clock.phase

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 
 from entrypoint.core.errors import UserError
 
@@ -32,15 +31,6 @@ def configure_tf32(precision: str, device: torch.device) -> None:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of the forward pass: autocast for 16 and 8 bits, a null context for others."""
     return torch.autocast(device.type, CAST_TO[precision]) if precision in CAST_TO else nullcontext()
-
-
-def gradient_scaler(precision: str, device: torch.device) -> GradScaler:
-    """Return the gradient scaler, which is enabled for fp16 only.
-
-    It scales the loss up, and the gradients down before the optimizer step.
-    Why: small gradients would be zero in fp16.
-    """
-    return GradScaler(device.type, enabled=precision == "fp16")
 
 
 def memory_format(*, channels_last: bool) -> torch.memory_format:

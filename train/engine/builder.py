@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 
 from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from train.acceleration.activation_checkpointing import checkpoint_activations
-from train.acceleration.amp import configure_tf32, gradient_scaler, set_memory_format, use_fp8
+from train.acceleration.amp import configure_tf32, set_memory_format, use_fp8
 from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
@@ -152,7 +153,8 @@ class ModelBuilder:
             slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start, None if start else self.load_weights())
         schedule = lr_schedule(self.settings, total_steps, steps_per_epoch)
-        scaler = gradient_scaler(precision, self.group.device)
+        # Small gradients would be zero in fp16.
+        scaler = GradScaler(self.group.device.type, enabled=precision == "fp16")
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
         trainer = Trainer(state, schedule, self.settings, self.group, precision, self.loss)
         sizes = self.sizes

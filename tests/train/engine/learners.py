@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from tests.factories import train_settings
-from train.acceleration.amp import gradient_scaler
 from train.data.feeds.batches import Batch
 from train.distributed.process_group import ProcessGroup
 from train.engine.train_step import Trainer, TrainState
@@ -30,7 +30,7 @@ def trainer(*, fused: bool = True, **settings: object) -> Trainer:
     chosen = train_settings({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
     optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
-    state = TrainState(model, optimizer, gradient_scaler("fp32", ALONE.device), ema_model=average)
+    state = TrainState(model, optimizer, GradScaler("cpu", enabled=False), ema_model=average)
     loss = Loss(smoothing=chosen.label_smoothing)
     return Trainer(state, lambda _: 0.1, chosen, ALONE, loss=loss)
 
