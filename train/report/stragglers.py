@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -151,12 +151,6 @@ def slowest_text(found: dict[str, Any]) -> str:
 MIN_REPORTED_SHARE = 0.2
 
 
-def max_wait_share(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
-    """Return the share of a time (s) that the thread which waited longest in it has waited, 0 to 1."""
-    longest = max((wait - before.get(thread, 0) for thread, wait in after.items()), default=0)
-    return min(1.0, longest / 1e9 / seconds) if seconds > 0 else 0.0
-
-
 class CpuWaitMeter:
     """CPU wait times since this meter was created."""
 
@@ -164,8 +158,9 @@ class CpuWaitMeter:
         self.began, self.before = time.monotonic(), read_run_delays()
 
     def share(self) -> float:
-        """Return the share of the time since then that the thread which waited longest has waited."""
-        return max_wait_share(self.before, read_run_delays(), time.monotonic() - self.began)
+        """Return the share of the time since then that the thread which waited longest has waited, 0 to 1."""
+        longest = max((wait - self.before.get(thread, 0) for thread, wait in read_run_delays().items()), default=0)
+        return min(1.0, longest / 1e9 / (time.monotonic() - self.began))
 
 
 def cpu_wait_text(share: float) -> str:
