@@ -52,13 +52,9 @@ class EnergyMeter:
 
     def gpu_joules(self) -> Iterator[tuple[str, float, float]]:
         """Yield the joules of this rank's GPU since its driver was loaded (NVML, from Volta on)."""
-        if self.gpu.handle is None:
-            return
-        try:
-            millijoules = self.gpu.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu.handle)
-        except self.gpu.nvml.NVMLError:
-            return
-        yield "gpu", millijoules / 1000, math.inf
+        if self.gpu.handle is not None:
+            with suppress(self.gpu.nvml.NVMLError):
+                yield "gpu", self.gpu.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu.handle) / 1000, math.inf
 
 
 def node_counters(root: Path) -> Iterator[tuple[Path, float]]:
