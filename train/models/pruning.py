@@ -42,11 +42,10 @@ def prune_state(
             with torch.no_grad():
                 pruned(example)
     except Exception as error:  # the libraries raise any error of their tracing
-        cause = first_line(error)
         other = next(name for name in LIBRARIES if name != settings.prune_backend)
         raise UserError(
-            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}). Try {other},"
-            " or name layers to leave alone with TRAIN_PRUNE_EXCLUDE.",
+            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({first_line(error)})."
+            f" Try {other}, or name layers to leave alone with TRAIN_PRUNE_EXCLUDE.",
             ExitCode.MACHINE,
         ) from None
     if same_shapes(pruned, state):
