@@ -218,33 +218,35 @@ def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Ten
     name = settings.model
     if name.startswith(TIMM_PREFIX):
         return timm_state(name, shape)
-    path = Path(torch.hub.get_dir(), "checkpoints", torchvision_weights(name).url.rsplit("/", 1)[-1])
-    if not path.exists():
-        download(name, path)
-    return read_state_dict(path)
-
-
-def torchvision_weights(name: str) -> Any:
-    """Return torchvision's entry of a model's best weights; raises `UserError` if there are none."""
-    from torchvision import models
-
-    known = name in models.list_models(module=models)
-    if not known or not len(weights := models.get_model_weights(name)):
+    weights = torchvision_weights(name)
+    if weights is None:
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: nobody publishes weights of {printable(name)}. Use torchvision's or timm's"
             " model, or a file."
         )
-    return weights.DEFAULT
+    path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
+    if not path.exists():
+        download(weights.url, path)
+    return read_state_dict(path)
 
 
-def download(name: str, path: Path) -> None:
-    """Download the weights of a torchvision model; raises `UserError`. Its URL ends with the start of a checksum."""
-    weights = torchvision_weights(name)
+def torchvision_weights(name: str) -> Any:
+    """Return torchvision's entry of a model's best weights, None if there are none."""
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        return None
+    weights: Any = models.get_model_weights(name)
+    return weights.DEFAULT if len(weights) else None
+
+
+def download(url: str, path: Path) -> None:
+    """Download the weights of a torchvision model; raises `UserError`. Their URL ends with the start of a checksum."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part:
             prefix = path.stem.rpartition("-")[2]
-            torch.hub.download_url_to_file(weights.url, str(part), hash_prefix=prefix, progress=False)
+            torch.hub.download_url_to_file(url, str(part), hash_prefix=prefix, progress=False)
     except (OSError, URLError, RuntimeError) as error:
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: {printable(path.name)} is not in {printable(path.parent)} and cannot be"
@@ -292,14 +294,10 @@ def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, 
     if name.startswith(TIMM_PREFIX):
         config = import_library("timm", name).get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
         return (tuple(config.mean), tuple(config.std)) if config else None
-    from torchvision import models
-
-    if name not in models.list_models(module=models):
-        return None
-    weights: Any = models.get_model_weights(name)
-    if not len(weights):
+    weights = torchvision_weights(name)
+    if weights is None:
         return None
     if name in ("googlenet", "inception_v3"):  # `get_model(weights=…)` sets transform_input, which leads to these
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    preset = weights.DEFAULT.transforms()
+    preset = weights.transforms()
     return tuple(preset.mean), tuple(preset.std)
