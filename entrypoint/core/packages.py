@@ -28,7 +28,6 @@ EXTRAS = {
     "train": ("torch", "torchvision", "numpy", "PIL", "safetensors", "rich"),
     "tensorboard": ("tensorboard",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "quantize": ("onnxruntime", "onnx", "onnxscript"),
     "openvino": ("openvino", "onnx", "onnxscript"),
     "executorch": ("executorch",),
     "prune": ("torch_pruning",),

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from entrypoint.core.errors import UserError, printable
 from train.checkpoint.compare import compare_settings, data_differences
-from train.checkpoint.metadata import SECTIONS, CorruptCheckpoint, DataFingerprint, Metadata
+from train.checkpoint.metadata import NO_BEST, SECTIONS, CorruptCheckpoint, DataFingerprint, Metadata
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
 
@@ -90,7 +92,10 @@ def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> 
         or any(was.classes.index(name) != now.classes.index(name) for name in moved)
     ):
         raise UserError(f"{said} The model's outputs cannot be mapped to these classes. Start a new run.")
-    return replace(start, changes=(*start.changes, *differ))
+    # The scores of other images are no measure for those to come.
+    metadata = msgspec.structs.replace(start.metadata, best=NO_BEST, best_metric=None, stale_epochs=0)
+    checkpoint = replace(start.checkpoint, metadata=metadata)
+    return replace(start, checkpoint=checkpoint, changes=(*start.changes, *differ))
 
 
 def check_length(start: ResumePoint, total_steps: int) -> ResumePoint:

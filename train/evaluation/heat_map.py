@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-RED = (255.0, 0.0, 0.0)
-
 
 def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | None:
     """Return (N, H, W) heat from 0 to 1 of (N, C, H, W) inputs for one class each.
@@ -35,9 +33,7 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | Non
     if not maps:
         return None
     last, order = maps[-1]
-    (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), last, allow_unused=True)
-    if gradient is None:
-        return None
+    (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), last)
     features, gradient = last.detach().permute(order), gradient.permute(order)
     heat = (gradient.mean((2, 3), keepdim=True) * features).sum(1, keepdim=True).relu()
     heat = interpolate(heat.float(), size=images.shape[2:], mode="bilinear")[:, 0]
@@ -59,5 +55,5 @@ def channels_first(output: Tensor, images: Tensor) -> tuple[int, ...]:
 
 def show_heat(pixels: Tensor, heat: Tensor) -> Tensor:
     """Return (C, H, W) bytes in color, with (H, W) heat over them in red."""
-    red = torch.tensor(RED).view(3, 1, 1)
+    red = torch.tensor([255.0, 0.0, 0.0]).view(3, 1, 1)
     return torch.lerp(pixels.expand(3, -1, -1).float(), red.expand(3, *heat.shape), 0.6 * heat).round().to(torch.uint8)

@@ -57,9 +57,9 @@ class Predictor:
     normalize: Normalize
 
     @staticmethod
-    def load(settings: PredictSettings, path: str) -> Predictor:
+    def load(settings: PredictSettings, path: str, command: str = "predict") -> Predictor:
         """Return the predictor of a run folder, a checkpoint or a file of weights; raises `UserError`."""
-        trained = read_trained_run(path, "predict", settings.model)
+        trained = read_trained_run(path, command, settings.model)
         own = replace(trained.settings, model_path=settings.model_path)
         model = load_model(trained, own)
         layout = memory_format(channels_last=own.channels_last)
@@ -111,6 +111,8 @@ class Predictor:
         check_result_file(self.settings.features, "PREDICT_FEATURES")
         heads = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         source = f"PREDICT_FEATURES={printable(self.settings.features)}"
+        if self.settings.features and self.settings.features.suffix != ".npy":
+            raise UserError(f"{source}: is no name of a NumPy file. Name one that ends with .npy.")
         if not heads:
             raise UserError(f"{source}: the model has no linear layer, whose inputs the features are. Unset it.")
         if self.copies != "off":

@@ -83,10 +83,12 @@ def evaluate_trained(
 
         normalize = replace_fields(source.normalize, outputs=outputs)
         exported = Exported.of(model, normalize, data.shape, settings, trained.classes)
-        images = resize_batch(source.sample(), sizes.eval)
-        least = score.accuracy - settings.max_loss
         quantize(
-            exported, images, lambda network: score_of(network).accuracy, least, trained.weights.parent / INT8_FILE
+            exported,
+            resize_batch(source.sample(), sizes.eval),
+            lambda network: score_of(network).accuracy,
+            score.accuracy - settings.max_loss,
+            trained.weights.parent / INT8_FILE,
         )
 
 

@@ -123,7 +123,7 @@ LIBRARIES: Mapping[str, Library] = {"torch-pruning": prune_with_torch_pruning, "
 @contextlib.contextmanager
 def silence_library() -> Iterator[None]:
     """Suppress the messages that the libraries print for every layer."""
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)  # what is an error is raised too
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

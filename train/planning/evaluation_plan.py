@@ -38,7 +38,7 @@ def plan_evaluation(
     """
     settings = given.values
     check_result_file(settings.evaluation_file, "TRAIN_EVALUATION_FILE")
-    check_quantization(settings, plan)
+    check_quantization(given, plan)
     check_image_sizes(given, dataset)
     if image_sizes(settings, dataset.shape).other_shapes:
         ask_model()
@@ -82,17 +82,21 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
 
 
-def check_quantization(settings: TrainSettings, plan: Plan) -> None:
-    """Raise `UserError` if the model cannot be quantized here, by one rank, into its own folder."""
+def check_quantization(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
+    """Raise `UserError` if the model cannot be quantized here, by one rank, into its own folder, on its own data."""
+    settings = given.values
     if settings.max_loss is None:
         return
-    source = f"TRAIN_MAX_LOSS={settings.max_loss:g}"
-    require_extra("quantize", source)
+    require_extra("onnx", "quantize")
     if plan.nodes.world_size > 1:
-        raise UserError(f"{source}: one rank quantizes, and this job has {plan.nodes.world_size}. Start one.")
+        raise UserError(f"quantize: one rank quantizes, and this job has {plan.nodes.world_size}. Start one.")
+    if "data_dir" in given.sources:
+        raise UserError(
+            f"{given.sources['data_dir']}: quantize takes the data of the run, to train and to test. Unset it."
+        )
     folder = find_weights_file(settings.evaluate, "TRAIN_EVALUATE").parent
     if why := why_not_writable(folder):
-        raise UserError(f"{source}: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
+        raise UserError(f"quantize: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
 
 
 def check_result_file(file: Path | None, variable: str) -> None:

@@ -45,7 +45,7 @@ def with_resumed_settings(
         length = f"{values.steps} steps" if values.steps else f"{values.epochs} epochs"
         schedule = f"; the schedule {values.schedule} covers {length} from the first on, so the rate may rise"
     reason = f"settings of that run{', but ' if changed else ''}{', '.join(map(printable, changed))}{schedule}"
-    written = {name: f"{printable(folder)}: {name}={parsed.texts[name]}" for name in ALWAYS if name in parsed.texts}
+    written = {name: f"{printable(folder)}: {name}={text}" for name, text in parsed.texts.items()}
     decision = Decision("resume", printable(folder), reason)
     return msgspec.structs.replace(parsed, sources={**written, **asked.sources}), variables, (decision,)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import UserError
 from tests.train.checkpoint.saved import DATA, SETTINGS, checkpoint, save
 from train.checkpoint.folder import list_newest_first
-from train.checkpoint.metadata import CHECKSUM_FILE, CorruptCheckpoint, DataFingerprint
+from train.checkpoint.metadata import CHECKSUM_FILE, NO_BEST, CorruptCheckpoint, DataFingerprint
 from train.checkpoint.resume import (
     ResumePoint,
     check_length,
@@ -125,7 +125,9 @@ def test_what_is_not_known_is_not_compared(known: DataFingerprint) -> None:
 def test_changed_classes_keep_their_numbers_or_are_refused(classes: tuple[str, ...], accepted: bool) -> None:
     now = replace(DATA, classes=classes)
     if accepted:
-        assert compare_data(start(), now, changed=True).changes == ("class 1 of 2 was dog, is wolf of 2",)
+        found = compare_data(start(), now, changed=True)
+        assert found.changes == ("class 1 of 2 was dog, is wolf of 2",)
+        assert found.metadata.best == NO_BEST, "the score of other images is no measure"
     else:
         with pytest.raises(UserError, match="outputs cannot be mapped to these classes"):
             compare_data(start(), now, changed=True)

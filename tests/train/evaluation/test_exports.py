@@ -106,12 +106,22 @@ def test_finished_run_is_exported_by_its_own_command(entrypoint: Entrypoint) -> 
     for words, problem in {
         ("runs/run",): "export: needs a trained model and formats",
         ("runs/run", "gguf"): "export: 'gguf' is no format",
-        ("runs/other", "onnx"): "predict=runs/other",
+        ("runs/other", "onnx"): "export=runs/other",
         ("runs/run", "onnx", "--top=3"): "--top=3: has no effect on an export",
     }.items():
         refused = entrypoint("export", *words)
         assert refused.code == ExitCode.USAGE
         assert problem in refused.error_lines[0]
+
+
+@pytest.mark.launch
+def test_resumed_run_removes_the_exports_of_its_old_weights(entrypoint: Entrypoint) -> None:
+    entrypoint.train("--run-name=run", "--export=torch-export", env={"TRAIN_EPOCHS": "1"})
+    (entrypoint.folder / "runs/run/model.int8.onnx").touch()
+    assert (entrypoint.folder / "runs/run/model.pt2").exists()
+    entrypoint.train("--resume=runs/run", "--epochs=2", "--export=off")
+    assert not list((entrypoint.folder / "runs/run").glob("model.pt2"))
+    assert not (entrypoint.folder / "runs/run/model.int8.onnx").exists()
 
 
 def test_missing_package_of_a_format_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

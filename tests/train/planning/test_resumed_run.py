@@ -64,6 +64,25 @@ def test_file_that_is_no_run_is_one_line(tmp_path: Path, text: str, said: str) -
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"val_split": 0.2}, {"export": "torch-export"}, {"compile": "default"}, {"compile": "auto"},
+        {"precision": "bf16"}, {"ipex": "off"}, {"parallelism": "fsdp"}, {"steps": 40},
+        {"label_smoothing": 0.1, "loss": "bce"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_plan_of_a_resumed_run_knows_its_settings(entrypoint: Entrypoint, setting: dict[str, object]) -> None:
+    before = TrainSettings(**setting)  # type: ignore[arg-type]
+    (entrypoint.folder / "runs/a").mkdir(parents=True)
+    (entrypoint.folder / "runs/a/settings.json").write_text(json.dumps(before.to_json()))
+    planned = entrypoint("plan", "--resume=runs/a", "--nproc-per-node=1", "--verbose")
+    assert "Traceback" not in planned.err
+    assert planned.code == 0 or planned.error_lines, planned.err
+
+
+@pytest.mark.launch
 def test_longer_run_keeps_its_folder_and_its_commands_repeat_it(entrypoint: Entrypoint) -> None:
     quiet = ("--threads=1", "--progress=off")
     entrypoint.train("--epochs=1", "--lr=0.03", "--run-name=a", *quiet)

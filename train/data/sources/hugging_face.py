@@ -81,9 +81,11 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
     if place is None:
         raise UserError(f"{source}: needs TRAIN_DATA_DIR, a folder of parquet or arrow files, or hf:NAME of the hub.")
     if "://" in settings.dataset:
-        files = remote_files(source, settings.dataset[3:])
-        by_state = datasets.DownloadConfig(use_etag=True)  # without it a changed file is taken for the old one
-        loaded = datasets.load_dataset("parquet", data_files=files, download_config=by_state)
+        loaded = datasets.load_dataset(
+            "parquet",
+            data_files=remote_files(source, settings.dataset[3:]),
+            download_config=datasets.DownloadConfig(use_etag=True),  # else a changed file is taken for the old one
+        )
     else:
         is_saved = any((place / name).is_file() for name in HUGGING_FACE)
         loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))

@@ -18,7 +18,7 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, resolve
-from train.data.sources.image_file import FileList, ImageFile
+from train.data.sources.image_file import FileList, ImageFile, Shard
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.targets import Targets
 from train.setting_groups.folder_kind import IGNORED_FOLDERS
@@ -218,22 +218,23 @@ def leads_up(entry: os.DirEntry[str]) -> bool:
     )
 
 
-def scan_class(folder: Path, places: list[Path] | None = None) -> Iterator[str | UnreadableImage]:
+def scan_class(folder: Path, places: list[Shard] | None = None) -> Iterator[str | UnreadableImage]:
     """Yield the paths of one class's files, then of those in its subfolders, however deep; hidden ones are passed over.
 
     Links are followed. A folder that cannot be listed, and a link to a folder above it, come as `UnreadableImage`.
-    The folders that are listed are added to `places`.
+    The folders that are listed are added to `places`, each as it was before.
     """
     ahead = [folder]
     while ahead:
         place = ahead.pop()
         try:
+            state = state_of(place)  # before its listing, so that a change meanwhile is noticed
             entries = sorted(os.scandir(place), key=lambda entry: entry.name)
         except OSError as error:
             yield UnreadableImage(place, f"cannot be listed ({error.strerror})")
             continue
         if places is not None:
-            places.append(place)
+            places.append(state)
         below: list[Path] = []
         for entry in entries:
             if entry.name.startswith(".") or entry.name in IGNORED_FILES:
@@ -255,7 +256,7 @@ class ListedClass:
     """The files of one class, the folders that they are in, and what cannot be used."""
 
     files: FileList
-    places: list[Path]
+    places: list[Shard]
     unreadable: list[UnreadableImage]
 
 
@@ -277,17 +278,17 @@ def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = 
 
     Those of a large one are kept in the cache, and are listed again when one of its folders has changed.
     """
-    list_one = partial(list_class, folder)
+    began_ns, list_one = time.time_ns(), partial(list_class, folder)
     unreadable: list[UnreadableImage] = []
 
     def list_all() -> Index:
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
-            return join_classes(folder, classes, pool.map(list_one, classes), unreadable)
+            return join_classes(folder, classes, pool.map(list_one, classes), unreadable, began_ns)
 
     if len(classes) < INDEXED_CLASSES and len(list_one(classes[0]).files) * len(classes) < INDEXED_IMAGES:
-        index = join_classes(folder, classes, map(list_one, classes), unreadable)
+        index = join_classes(folder, classes, map(list_one, classes), unreadable, began_ns)
     else:
-        index = load_index(folder, [folder], cache_dir, list_all)
+        index = load_index(folder, [folder, *(folder / name for name in classes)], cache_dir, list_all)
     return ImageList(folder, classes, index.files, index.labels, tuple(unreadable))
 
 
@@ -300,11 +301,16 @@ SETTLED_NS = 2_000_000_000
 
 
 def join_classes(
-    folder: Path, classes: tuple[str, ...], listed: Iterable[ListedClass], unreadable: list[UnreadableImage]
+    folder: Path,
+    classes: tuple[str, ...],
+    listed: Iterable[ListedClass],
+    unreadable: list[UnreadableImage],
+    began_ns: int,
 ) -> Index:
     """Return the files of all classes, and add what cannot be used to `unreadable`.
 
-    They are no index to be kept where a folder has just changed, or something cannot be used.
+    They are no index to be kept where a folder had just changed when the listing `began_ns` (Unix time), or something
+    cannot be used.
     """
     files, labels, places = FileList(folder), array("q"), [state_of(folder)]
     due = time.monotonic() + SILENT_S
@@ -312,12 +318,12 @@ def join_classes(
         files.extend(part.files)
         labels.extend([label] * len(part.files))
         unreadable += part.unreadable
-        places += map(state_of, part.places)
+        places += part.places
         if time.monotonic() > due:
             done = f"{label + 1:,} of {len(classes):,} classes, {len(files):,} images so far"
             log(f"listing {one_line(folder)}: {done}")
             due = time.monotonic() + 5 * SILENT_S
-    is_settled = max(place.mtime_ns for place in places) + SETTLED_NS < time.time_ns()
+    is_settled = max(place.mtime_ns for place in places) + SETTLED_NS < began_ns
     return Index(files, labels, tuple(places) if is_settled and not unreadable else ())
 
 

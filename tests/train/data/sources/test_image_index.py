@@ -221,6 +221,34 @@ def test_folder_that_changed_is_listed_again(large: Path, place: str) -> None:
     assert "d.jpg" not in "".join(names_of(large))
 
 
+def test_file_that_comes_while_the_rest_is_listed_is_found(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def change(folder: object) -> object:
+        if not isinstance(folder, Path):
+            return scandir(folder)  # type: ignore[call-overload]
+        found = list(scandir(folder))
+        if folder == large / "1" and not (large / "1/late.jpg").exists():
+            (large / "1/late.jpg").touch()
+            os.utime(large / "1", (time.time() - 30, time.time() - 30))  # as if the rest took half a minute
+        return iter(found)
+
+    monkeypatch.setattr("os.scandir", change)
+    assert "1/late.jpg" not in names_of(large)
+    assert "1/late.jpg" in names_of(large)
+
+
+def test_index_is_of_these_classes_only(large: Path) -> None:
+    names_of(large)
+    (large / "05").mkdir()
+    (large / "05/a.jpg").touch()
+    age(large)
+    listing = list_split(large, ("0", "05", "1"), large.parent / "cache")
+    assert [listing.classes[label] for label in listing.labels] == [
+        listing.files.name(row).partition("/")[0] for row in range(len(listing))
+    ]
+
+
 def test_folder_that_has_just_changed_is_not_kept(large: Path) -> None:
     os.utime(large / "1")
     names_of(large)
