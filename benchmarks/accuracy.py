@@ -35,7 +35,8 @@ from torchvision import transforms
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, cifar10_settings, run
 from benchmarks.runner import Recording, Table, parse_options, recording
-from train.data.sources.image_folder import ImageList, list_splits
+from train.data.sources.image_folder import list_splits
+from train.data.sources.image_list import ImageList
 from train.models.cnn import CNN
 
 EPOCHS = 10

@@ -16,14 +16,8 @@ from entrypoint.core.paths import exists, is_file, is_folder, resolve
 from train.child import ask_child
 from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
-from train.data.sources.image_folder import (
-    ImageList,
-    UnreadableImage,
-    list_splits,
-    take_rows,
-    unreadable_image_error,
-    whole_folder,
-)
+from train.data.sources.image_folder import list_splits, whole_folder
+from train.data.sources.image_list import ImageList, UnreadableImage, take_rows, unreadable_image_error
 from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import BOOK_PIXELS, TrainSettings

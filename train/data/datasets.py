@@ -22,7 +22,7 @@ from train.data.cache.image_cache import ImageSource, decode_splits, load_or_bui
 from train.data.cache_folder import cache_folder
 from train.data.dataset_info import inspect_synthetic, list_files
 from train.data.decoding.decoder import read_image
-from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
+from train.data.sources.image_list import ImageList, UnreadableImage, check_classes
 from train.data.sources.targets import Targets
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec

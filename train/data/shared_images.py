@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from train.data.sources.image_folder import ImageList
+from train.data.sources.image_list import ImageList
 
 # So many test images, evenly over all, are looked at.
 SAMPLED = 64

@@ -28,29 +28,20 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | Non
     finally:
         for hook in hooks:
             hook.remove()
-    # In the later half of a network; a vision transformer has them at its start.
-    maps = [(output, order) for output in outputs[len(outputs) // 2 :] if (order := channels_first(output, images))]
+    # (N, C, H, W) with the images' aspect ratio, in the later half: a vision transformer has them at its start.
+    maps = [
+        output
+        for output in outputs[len(outputs) // 2 :]
+        if output.ndim == 4
+        and min(output.shape[1:]) > 1
+        and output.shape[2] * images.shape[3] == output.shape[3] * images.shape[2]
+    ]
     if not maps:
         return None
-    last, order = maps[-1]
-    (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), last)
-    features, gradient = last.detach().permute(order), gradient.permute(order)
-    heat = (gradient.mean((2, 3), keepdim=True) * features).sum(1, keepdim=True).relu()
+    (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), maps[-1])
+    heat = (gradient.mean((2, 3), keepdim=True) * maps[-1].detach()).sum(1, keepdim=True).relu()
     heat = interpolate(heat.float(), size=images.shape[2:], mode="bilinear")[:, 0]
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=1e-12)
-
-
-def channels_first(output: Tensor, images: Tensor) -> tuple[int, ...]:
-    """Return the order of dimensions that makes a map of features (N, C, H, W), empty for what is no map.
-
-    A map has the aspect ratio of the images.
-    """
-    if output.ndim == 4 and min(output.shape[1:]) > 1:
-        for order in ((0, 1, 2, 3), (0, 3, 1, 2)):  # the second is that of timm's Swin
-            height, width = output.permute(order).shape[2:]
-            if height * images.shape[3] == width * images.shape[2]:
-                return order
-    return ()
 
 
 def show_heat(pixels: Tensor, heat: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from entrypoint.core.console import report_error, write_stderr, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
-from train.data.sources.image_folder import UnreadableImage, scan_class
+from train.data.sources.image_folder import scan_class
+from train.data.sources.image_list import UnreadableImage
 from train.evaluation.load_model import load_model
 from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from tests.factories import train_settings
-from train.data.sources.image_folder import ImageList
+from train.data.sources.image_list import ImageList
 from train.data.sources.shards import list_shard_splits
 from train.settings import TrainSettings
 

@@ -16,7 +16,7 @@ from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
 from train.data.sources.image_file import ImageFile, open_image
-from train.data.sources.image_folder import ImageList
+from train.data.sources.image_list import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
 SAMPLED_FILES = 256

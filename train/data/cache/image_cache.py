@@ -25,7 +25,7 @@ from train.checkpoint.metadata import read_bytes
 from train.data.cache.fingerprint import iter_files
 from train.data.decoding.decoder import read_into
 from train.data.sources.image_file import TarMember
-from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes, unreadable_image_error
+from train.data.sources.image_list import ImageList, UnreadableImage, check_classes, unreadable_image_error
 from train.data.workers import WorkerSpec, init_worker
 from train.lock_file import folder_lock
 from train.settings import ImageShape

@@ -17,7 +17,7 @@ from train.data.decoding.formats import open_with_pillow
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.decoding.pixel_values import convert_to_visible, orientation_of
 from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, read_file
-from train.data.sources.image_folder import UnreadableImage
+from train.data.sources.image_list import UnreadableImage
 from train.settings import ImageShape
 from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
 

@@ -20,7 +20,7 @@ from train.data.decoding.decoder import decode_image, unreadable_image
 from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.load_times import LoadTimes
 from train.data.sources.image_file import read_file
-from train.data.sources.image_folder import ImageList, UnreadableImage
+from train.data.sources.image_list import ImageList, UnreadableImage
 from train.data.workers import WorkerSpec, WorkerThreads
 from train.settings import ImageShape, TrainSettings
 from train.transforms.augment import augment_pixels

@@ -13,7 +13,7 @@ from entrypoint.core.console import write_stderr
 from train.data.feeds.batches import Batch, BatchSource, MicroBatchIndices, eval_batches, make_batch, sample_slice
 from train.data.feeds.load_times import LoadReport
 from train.data.feeds.loader import BatchLoader, BatchRequest
-from train.data.sources.image_folder import unreadable_image_error
+from train.data.sources.image_list import unreadable_image_error
 from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings

@@ -66,7 +66,8 @@ def load_index(folder: Path, paths: Sequence[Path], configured: Path | None, bui
     cached = index_folder(configured)
     if cached is None:
         return build()
-    place = cached / f"{index_name(paths)}.index"
+    name = hashlib.blake2b(b"\0".join(os.fsencode(path.absolute()) for path in paths), digest_size=16).hexdigest()
+    place = cached / f"{name}.index"
     if found := read_index(place, folder):
         return found
     with folder_lock(cached / "indexing.lock", f"another process that lists images for {cached}"):
@@ -86,14 +87,6 @@ def index_folder(configured: Path | None) -> Path | None:
         if configured:
             raise
         return None
-
-
-def index_name(paths: Sequence[Path]) -> str:
-    """Return a name for the index of what is at these paths."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        digest.update(f"{path.absolute()}\0".encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def state_of(path: Path) -> Shard:

@@ -16,7 +16,7 @@ from PIL import Image
 from entrypoint.core.errors import UserError, printable
 from train.data.sources.hugging_face import open_hugging_face
 from train.data.sources.image_file import FileList, OwnSplit, TarMember
-from train.data.sources.image_folder import ImageList, append_split
+from train.data.sources.image_list import ImageList, append_split
 from train.data.sources.targets import Targets
 from train.models.users_code import describe_failure, import_factory
 from train.settings import TrainSettings

@@ -17,7 +17,7 @@ from train.data.cache.fingerprint import digest_of_file
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import failure_reason, read_image
 from train.data.sources.image_file import open_image
-from train.data.sources.image_folder import UnreadableImage
+from train.data.sources.image_list import UnreadableImage
 from train.data.workers import WorkerSpec
 
 SIDE = 32

@@ -26,7 +26,8 @@ from train.data.dataset_info import inspect_dataset
 from train.data.datasets import ImageTensors, load
 from train.data.feeds.loader import BatchLoader, ImageDataset
 from train.data.feeds.stream import StreamSource
-from train.data.sources.image_folder import ImageList, list_splits
+from train.data.sources.image_folder import list_splits
+from train.data.sources.image_list import ImageList
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings

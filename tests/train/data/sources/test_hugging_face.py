@@ -21,7 +21,7 @@ from tests.train.given import TWO_RANKS, losses
 from train.checkpoint.folder import list_newest_first
 from train.data.decoding.decoder import read_image
 from train.data.sources import hugging_face
-from train.data.sources.image_folder import ImageList, UnreadableImage
+from train.data.sources.image_list import ImageList, UnreadableImage
 from train.data.sources.own_dataset import list_own_splits
 
 has_datasets = find_spec("datasets") is not None

@@ -9,7 +9,8 @@ import pytest
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint, paint
 from tests.factories import train_settings
-from train.data.sources.image_folder import ImageList, list_splits
+from train.data.sources.image_folder import list_splits
+from train.data.sources.image_list import ImageList
 from train.setting_groups.folder_kind import kind_of_folder
 from train.settings import read_train_settings
 

@@ -20,7 +20,7 @@ from train.data.cache.fingerprint import digest_of_file, fingerprint_of_files
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_file import read_file
-from train.data.sources.image_folder import UnreadableImage
+from train.data.sources.image_list import UnreadableImage
 from train.data.sources.own_dataset import list_own_splits
 from train.settings import TrainSettings
 

@@ -1,0 +1,136 @@
+"""Lists of images with their labels: how they are split and joined, and errors that name their entries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, one_line, printable
+from train.data.sources.image_file import FileList, ImageFile
+from train.data.sources.targets import Targets
+
+# Share of a class for the test, and as much for the choice of a checkpoint, where a folder has no such splits.
+CUT_SHARE, MIN_CUT_IMAGES = 0.1, 3
+
+
+@dataclass(frozen=True)
+class UnreadableImage:
+    """A file or folder of a class that cannot be used, and the reason."""
+
+    path: ImageFile
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the path and the reason."""
+        return f"{one_line(self.path)}: {one_line(self.reason)}"
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """One split: each file with the number of its class, and the entries that cannot be used.
+
+    It `is_cut` if the folder had no splits.
+    With both test/ and val/, the test split has the files of test/ and then, from row `val_start` on, those of val/.
+
+    With `targets` the labels are numbers of their rows, and `classes` the model's outputs.
+    Files and labels are in buffers, without an object for each (see `FileList`).
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: FileList
+    labels: array[int]
+    unreadable: tuple[UnreadableImage, ...] = ()
+    val_start: int | None = None
+    is_cut: bool = False
+    targets: Targets | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.files)
+
+
+def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
+    """Return the error of one line for images that cannot be read."""
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+
+
+def empty_class_error(folder: Path, name: str, unreadable: Sequence[UnreadableImage]) -> UserError:
+    """Return the error for a class without an image that can be read, with its unreadable entries."""
+    is_folder = (folder / name).is_dir()
+    what = f"{one_line(folder / name)}: the class" if is_folder else f"{one_line(folder)}: class {printable(name)}"
+    if not unreadable:
+        return UserError(f"{what} has no images; add some or remove the folder")
+    count = f"{len(unreadable):,} cannot, first {unreadable[0]}"
+    return UserError(f"{what} has no images that can be read; {count}. Repair them or remove the class.")
+
+
+def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[int, UnreadableImage]) -> None:
+    """Raise `UserError` for the first class whose number is not among the `readable` ones.
+
+    `bad` are the images of the split that could not be read, by row.
+    """
+    for label, name in enumerate(() if listing.targets else listing.classes):
+        if label not in readable:
+            folder = listing.folder / name
+            found = [
+                one for one in listing.unreadable if isinstance(one.path, Path) and one.path.is_relative_to(folder)
+            ]
+            found += [one for row, one in bad.items() if listing.labels[row] == label]
+            raise empty_class_error(listing.folder, name, found)
+
+
+def cut_listing(whole: ImageList, *, cuts_val: bool) -> tuple[ImageList, ImageList]:
+    """Return the images to train on, and those of the test with those of the choice behind them.
+
+    A digest of each file's path in the folder decides, so the same file is on the same side on every node, in a resumed
+    run and after others were added, but for some at the border. Raises `UserError` for a class with too few images.
+    """
+    parts: dict[str, list[int]] = {"train": [], "test": [], "val": []}
+    classes = ("",) if whole.targets else whole.classes  # labels of targets are numbers of rows
+    rows_of: list[list[int]] = [[] for _ in classes]
+    for row, label in enumerate(whole.labels):
+        rows_of[0 if whole.targets else label].append(row)
+
+    def digest(row: int) -> bytes:
+        return hashlib.blake2b(os.fsencode(whole.files.relative(row)), digest_size=8).digest()
+
+    for name, unordered in zip(classes, rows_of, strict=True):
+        rows = sorted(unordered, key=digest)
+        if len(rows) < MIN_CUT_IMAGES:
+            raise UserError(
+                f"{one_line(whole.folder / name)}: has {len(rows)} images, and without test/ a folder is split in"
+                " three. Add some, or make train/ and test/."
+            )
+        count = max(1, round(CUT_SHARE * len(rows)))
+        kept = 2 * count if cuts_val else count
+        for part, some in (("test", rows[:count]), ("val", rows[count:kept]), ("train", rows[kept:])):
+            parts[part] += some
+    chosen = {part: take_rows(whole, sorted(rows)) for part, rows in parts.items()}
+    test = chosen["test"]
+    if cuts_val:
+        test = append_split(test, chosen["val"], whole.folder)
+    return replace(chosen["train"], unreadable=whole.unreadable), replace(test, is_cut=True)
+
+
+def take_rows(listing: ImageList, rows: Sequence[int]) -> ImageList:
+    """Return some images of a list."""
+    files = FileList(listing.folder)
+    for row in rows:
+        files.append(f"{listing.files.prefix}{listing.files.name(row)}")
+    return replace(listing, files=files, labels=array("q", (listing.labels[row] for row in rows)), unreadable=())
+
+
+def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
+    """Return the files of test/ and then those of val/, both below `folder`, as one list."""
+    files = FileList(folder)
+    for path in chain(test.files, val.files):
+        files.append(path)
+    unreadable = (*test.unreadable, *val.unreadable)
+    return replace(test, files=files, labels=test.labels + val.labels, unreadable=unreadable, val_start=len(test))
