@@ -59,8 +59,8 @@ def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
             found.append(f"{new_count:,} {name} instead of {old_count:,}")
     known_sample = was.sample if was.sample_seed == now.sample_seed else ""
     digests = (
-        (was.files, now.files, "files have other names, sizes or classes"),
-        (known_sample, now.sample, "files of the same names and sizes have other bytes"),
+        (was.files, now.files, "files have other names or classes"),
+        (known_sample, now.sample, "files of the same names have other bytes"),
         (was.content, now.content, "images have other contents"),
     )
     if not found:

@@ -38,7 +38,7 @@ NO_BEST = -1e300
 class DataFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """What a run knows of its data set.
 
-    `files` is a digest of relative path, size and label of all files, and `sample` one of the bytes of some of them,
+    `files` is a digest of relative path and label of all files, and `sample` one of the bytes of some of them,
     which `sample_seed` selects. `content` is a digest of all images, and `teacher` one of the teacher's weights. Each
     is empty where it is not known.
     """
