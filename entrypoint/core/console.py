@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -172,9 +173,15 @@ def write_stderr(line: str) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data; raises OSError if nobody reads it any more."""
+    """Write all data; raises OSError if nobody reads it any more.
+
+    Another program may have made a shared terminal or pipe non-blocking.
+    """
     while data:
-        data = data[os.write(descriptor, data) :]
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
 
 
 def log(line: str) -> None:

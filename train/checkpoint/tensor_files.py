@@ -195,7 +195,7 @@ class CheckpointReader:
         for name, by_row in parts.items():
             section, _, own = name.partition("/")
             values = [by_row[row] for row in sorted(by_row)]
-            found[section][own] = values[0] if len(values) == 1 else torch.cat(values)
+            found[section][own] = values[0] if len(values) == 1 else torch.cat(values or [torch.empty(0)])
         return found
 
 

@@ -234,7 +234,8 @@ def write_files(
         metrics.close()
         run.progress.close()
         atomic_write_text(run.folder / "evaluation.json", json.dumps(evaluation, allow_nan=False) + "\n")
-        for file in (*FORMATS.values(), "model.bin", INT8_FILE):  # of the weights before, where a run was resumed
+        old = (*FORMATS.values(), "model.bin", INT8_FILE, "model.json")  # of the weights before a run was resumed
+        for file in old if run.trainer.meter.steps else ():
             (run.folder / file).unlink(missing_ok=True)
         write_weights(run, eval_state)
         metrics.summary(summary)

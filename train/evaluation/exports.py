@@ -196,9 +196,9 @@ def write(exported: Exported, name: str, path: Path) -> None:
         with silence_library():  # the exporters print their progress
             writers[name](path)
             check_logits(exported, name, RUNNERS[name](path))
-    except (OSError, UserError):
-        raise
     except Exception as error:  # the exporters raise many types: OnnxExporterError, ImportError, ValueError…
+        if isinstance(error, UserError) or getattr(error, "errno", None):  # of a disk
+            raise
         cause = one_line(first_line(error.__cause__ or error))
         raise UserError(
             f"export {name}: the model cannot be exported ({cause}). Leave this format out; the run is saved.",

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from entrypoint.core.console import report_error
+from entrypoint.core.console import report_error, write_all
 from entrypoint.core.errors import UserError
 from tests.conftest import clean_environment
 
@@ -97,3 +99,21 @@ def test_error_file_that_cannot_be_written_is_not_needed(
         assert capsys.readouterr().err == ""
     else:
         assert capsys.readouterr().err == "entrypoint: error: LAUNCH_X=1: wrong.\n"
+
+
+def test_output_that_another_program_made_nonblocking_is_written_whole() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    received: list[bytes] = []
+
+    def read_slowly() -> None:
+        while part := os.read(reader, 65536):
+            received.append(part)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=read_slowly)
+    thread.start()
+    write_all(writer, b"x" * 1_000_000)
+    os.close(writer)
+    thread.join()
+    assert len(b"".join(received)) == 1_000_000

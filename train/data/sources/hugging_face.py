@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,6 @@ from train.setting_groups.folder_kind import HUGGING_FACE
 
 # The hub's names of a split, best first. A test split may come without its labels.
 VAL = ("validation", "valid", "val", "dev")
-SPLIT_NAME = re.compile(rf"/({'|'.join(('train', 'test', *VAL))})(?![a-z])")
 NAMES = {"train": ("train",), "test": ("test", *VAL), "val": VAL}
 # Without any other, so much of the training split is what tests.
 TEST_SHARE = 0.1
@@ -83,7 +81,7 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
     if "://" in settings.dataset:
         loaded = datasets.load_dataset(
             "parquet",
-            data_files=remote_files(source, settings.dataset[3:]),
+            data_files=remote_files(settings.dataset[3:].rstrip("/")),
             download_config=datasets.DownloadConfig(use_etag=True),  # else a changed file is taken for the old one
         )
     else:
@@ -106,23 +104,15 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
     return HuggingFaceSplit(rows, columns, several=settings.task == "multilabel")
 
 
-def remote_files(source: str, url: str) -> dict[str, list[str]]:
-    """Return the parquet files below a URL by split, as fsspec finds them; raises `UserError` for none.
+def remote_files(url: str) -> dict[str, list[str]]:
+    """Return the files below a URL by split, as datasets knows them by their names and fsspec finds them.
 
-    A split's name begins the name of a file or of a folder. What datasets downloads is in its cache, by address and
-    ETag, so each node downloads a file once, and again when it was changed.
+    What datasets downloads is in its cache, by address and ETag, so each node downloads a file once, and again when it
+    was changed.
     """
-    import fsspec
+    from datasets.data_files import get_data_patterns
 
-    files, root = fsspec.url_to_fs(url)
-    found: dict[str, list[str]] = {}
-    for path in sorted(files.find(root)):
-        if path.endswith(".parquet"):
-            named = SPLIT_NAME.findall(path.removeprefix(root.rstrip("/")))
-            found.setdefault(named[-1] if named else "train", []).append(files.unstrip_protocol(path))
-    if not found:
-        raise UserError(f"{source}: has no parquet files. Name the folder that holds train*.parquet.")
-    return found
+    return {split: [f"{url}/{pattern}" for pattern in found] for split, found in get_data_patterns(url).items()}
 
 
 def choose_columns(settings: DataSettings, source: str, features: Any) -> tuple[str, str]:

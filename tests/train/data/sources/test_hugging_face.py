@@ -279,6 +279,7 @@ def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, t
     assert bucket
     put(image_folder, "train", "data/train-00000-of-00001.parquet")
     put(image_folder, "test", "test/0.parquet")
+    put(image_folder, "test", "holdout.parquet")
     train, test = listed("s3://pets/small")
     files = sorted((image_folder / "train").rglob("*.*"))
     assert (len(train), len(test), train.classes) == (24, 12, ("class0", "class1", "class2"))
@@ -286,7 +287,7 @@ def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, t
     put(image_folder, "test", "data/train-00000-of-00001.parquet")
     assert len(listed("s3://pets/small")[0]) == 12, "a file that changed is downloaded again"
     assert "hidden-key" not in "".join(file.read_text(errors="replace") for file in tmp_path.rglob("*.json"))
-    for address, problem in (("s3://pets/none", "has no parquet files"), ("s3://gone/x", "bucket does not exist")):
+    for address, problem in (("s3://pets/none", "contain any data files"), ("s3://gone/x", "contain any data files")):
         with pytest.raises(UserError, match=rf"^TRAIN_DATASET=hf:{address}: .*{problem}"):
             listed(address)
 
