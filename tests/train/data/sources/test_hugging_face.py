@@ -278,7 +278,7 @@ def put(folder: Path, split: str, name: str) -> None:
 def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, tmp_path: Path) -> None:
     assert bucket
     put(image_folder, "train", "data/train-00000-of-00001.parquet")
-    put(image_folder, "test", "test/0.parquet")
+    put(image_folder, "test", "data/test-00000-of-00001.parquet")
     put(image_folder, "test", "holdout.parquet")
     train, test = listed("s3://pets/small")
     files = sorted((image_folder / "train").rglob("*.*"))
