@@ -101,7 +101,7 @@ def test_error_file_that_cannot_be_written_is_not_needed(
         assert capsys.readouterr().err == "entrypoint: error: LAUNCH_X=1: wrong.\n"
 
 
-def test_output_that_another_program_made_nonblocking_is_written_whole() -> None:
+def test_output_that_became_nonblocking_is_written_whole() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     received: list[bytes] = []
