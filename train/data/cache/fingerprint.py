@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.image_file import ImageFile, open_image
+from train.data.sources.image_file import WAITING_AT_ONCE, ImageFile, open_image
 from train.data.sources.image_list import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
 SAMPLED_FILES = 256
-# Files read at once, because each waits for a network file system.
-READ_AT_ONCE = 8
 
 
 def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFile, str, int]]:
@@ -59,7 +57,7 @@ def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> Da
     some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))
     sample = hashlib.blake2b(digest_size=16)
     paths = [train[row] if row < len(train) else test[row - len(train)] for row in some]
-    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+    with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
         for one in pool.map(digest_of_file, paths):
             sample.update(one.encode())
     return DataFingerprint(

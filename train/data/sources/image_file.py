@@ -15,6 +15,8 @@ from pathlib import Path
 MAX_FILE_BYTES = 2 << 30
 NOT_A_FILE, EMPTY_FILE, TOO_LARGE = "not a regular file", "empty file", "larger than 2 GiB"
 CHANGED_SHARD = "the shard was changed since the run began"
+# Files and folders that are asked for at once: a network file system answers each question late.
+WAITING_AT_ONCE = 8
 # What can be wrong with a file that no decoder has seen yet.
 FILE_PROBLEMS = frozenset({NOT_A_FILE, EMPTY_FILE, TOO_LARGE, CHANGED_SHARD})
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, resolve
-from train.data.sources.image_file import FileList, Shard
+from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.image_list import (
     ImageList,
@@ -216,13 +216,17 @@ def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = 
     """
     began_ns, list_one = time.time_ns(), partial(list_class, folder)
     unreadable: list[UnreadableImage] = []
+    first = list_one(classes[0])  # says how large the split is
+
+    def join(others: Iterable[ListedClass]) -> Index:
+        return join_classes(folder, classes, chain([first], others), unreadable, began_ns)
 
     def list_all() -> Index:
-        with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
-            return join_classes(folder, classes, pool.map(list_one, classes), unreadable, began_ns)
+        with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
+            return join(pool.map(list_one, classes[1:]))
 
-    if len(classes) < INDEXED_CLASSES and len(list_one(classes[0]).files) * len(classes) < INDEXED_IMAGES:
-        index = join_classes(folder, classes, map(list_one, classes), unreadable, began_ns)
+    if len(classes) < INDEXED_CLASSES and len(first.files) * len(classes) < INDEXED_IMAGES:
+        index = join(map(list_one, classes[1:]))
     else:
         index = load_index(folder, [folder, *(folder / name for name in classes)], cache_dir, list_all)
     return ImageList(folder, classes, index.files, index.labels, tuple(unreadable))
@@ -230,8 +234,8 @@ def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = 
 
 # Fewer are listed before anybody would notice.
 INDEXED_CLASSES, INDEXED_IMAGES = 200, 20_000
-# Folders listed at once, because each waits for a network file system, and the time (s) after which a line says so.
-LISTED_AT_ONCE, SILENT_S = 8, 2.0
+# The time (s) after which a line says how far the listing is.
+SILENT_S = 2.0
 # A folder that changes so soon (ns) after it was listed may keep its time.
 SETTLED_NS = 2_000_000_000
 

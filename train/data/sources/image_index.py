@@ -17,13 +17,11 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import read_bytes
 from train.data.cache_folder import cache_folder
-from train.data.sources.image_file import FileList, Shard
+from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard
 from train.lock_file import folder_lock
 
 # Part of every index. Increase it when what is read of shards or folders changes.
 VERSION = 2
-# Places asked for their state at once: a network file system answers each question late.
-ASKED_AT_ONCE = 8
 
 
 class SavedIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +122,7 @@ def read_index(place: Path, folder: Path) -> Index | None:
         saved = msgspec.msgpack.decode(content, type=SavedIndex)
         if saved.version != VERSION:
             return None
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
             now = list(pool.map(state_of, (Path(os.fsdecode(path)) for path in saved.places)))
     except FileNotFoundError:
         return None

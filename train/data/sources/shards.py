@@ -13,7 +13,7 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
-from train.data.sources.image_file import FileList, TarMember
+from train.data.sources.image_file import WAITING_AT_ONCE, FileList, TarMember
 from train.data.sources.image_folder import check_same_classes, translate_folder_errors, what_is_there, why_no_file
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.image_list import ImageList, append_split
@@ -25,8 +25,6 @@ SPLIT_NAME = re.compile(r"(train|test|val)(?![A-Za-z])", re.ASCII)
 # Compressed ones are found too, to be refused.
 SHARD_NAME = re.compile(r"[^.].*\.(tar|tar\.\w+|tgz|tbz2|txz|tzst)", re.ASCII | re.DOTALL | re.IGNORECASE)
 CLASSES_FILE = "classes.txt"
-# Shards whose headers are read at once: a network file system answers each question late.
-THREADS = 8
 # Fewer bytes are read so soon that nobody waits.
 LARGE_BYTES = 1 << 30
 NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-*.tar"
@@ -62,7 +60,7 @@ def build_index(folder: Path, shards: Sequence[Path]) -> Index:
     if total >= LARGE_BYTES:
         log(f"reading the headers of {len(shards):,} shards, {total / 2**30:,.1f} GiB, in {one_line(folder)}")
     files, labels = FileList(folder), array("q")
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
         try:
             for shard, images in pool.map(read_shard, shards):
                 for image, label in images:
