@@ -78,11 +78,11 @@ class EvalCounts:
         if logits.shape[1] > TOP:
             top5 = ((logits.topk(TOP).indices == labels[:, None]).any(1) & counted).sum()
         self.plain[1:] += torch.stack([one.to(torch.float64) for one in (loss, counted.sum(), right.sum(), top5)])
-        shares = (logits[counted] / self.method.outputs.temperature).softmax(1).amax(1)
-        self.confidence += count_confidence(shares, right[counted]).flatten()
+        classes, logits, known, own = self.method.classes, logits[counted], predicted[counted], labels[counted]
+        shares = (logits / self.method.outputs.temperature).softmax(1).amax(1)
+        self.confidence += count_confidence(shares, known == own).flatten()
         if self.method.chooses:
-            self.losses += losses_by_temperature(logits[counted], labels[counted])
-        classes, known, own = self.method.classes, predicted[counted], labels[counted]
+            self.losses += losses_by_temperature(logits, own)
         if not classes:
             return
         if self.has_matrix:
