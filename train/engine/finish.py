@@ -22,7 +22,6 @@ from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_steps_taken, check_weights_finite
 from train.evaluation.evaluate import KEPT, Mistake, add_heat, as_json, evaluation_values
-from train.evaluation.exports import Exported, export_model
 from train.evaluation.results import EvalResult
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
@@ -100,6 +99,8 @@ def write_summary(
         with guarded_stdout():
             print("\n".join(summary_lines(summary, run.folder, text)))
     if run.settings.export != "off":
+        from train.evaluation.exports import Exported, export_model  # late: few runs export
+
         model, decoded = rebuilt or run.trainer.state.eval_model, run.model_builder.plan.the_trainer().image_shape
         exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.data.classes)
         export_model(exported, run.settings.export.split(","), run.folder)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,15 +79,19 @@ class Exported:
         }
         return Exported(whole, normalize, shape, metadata)
 
-    def program(self, images: Dim) -> ExportedProgram:
-        """Return the model as a graph for any number of `images`."""
+    def graph(self, images: Dim) -> ExportedProgram:
+        """Return the model as a graph for a number of `images`."""
         return torch.export.export(self.whole, (torch.zeros(2, *self.shape),), dynamic_shapes={"pixels": {0: images}})
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The graph for any number of images, which several formats are written from."""
+        return self.graph(Dim("images", min=2))  # torch.export treats 1 as a constant; the graph also takes one image
 
     def write_onnx(self, path: Path) -> None:
         """Write the input `pixels`, the output `logits`, and the metadata as entries of JSON."""
-        # torch.export treats 1 as a constant; the file also accepts one image.
         program = torch.onnx.export(
-            self.program(Dim("images", min=2)),
+            self.program,
             dynamo=True,
             input_names=["pixels"],
             output_names=["logits"],
@@ -101,7 +106,7 @@ class Exported:
 
     def write_torch_export(self, path: Path) -> None:
         """Write the graph for `torch.export.load`."""
-        torch.export.save(self.program(Dim("images", min=2)), path)
+        torch.export.save(self.program, path)
 
     def write_openvino(self, path: Path) -> None:
         """Write OpenVINO's two files, by way of ONNX."""
@@ -116,7 +121,7 @@ class Exported:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        program = self.program(Dim("images", min=1, max=EXECUTORCH_BATCH))
+        program = self.graph(Dim("images", min=1, max=EXECUTORCH_BATCH))
         path.write_bytes(
             to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch().buffer
         )
@@ -169,13 +174,13 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def export_model(exported: Exported, formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write the model in each format, and model.json with classes and images' shape; return the files.
+    """Write the model in each format once, and model.json with classes and images' shape; return the files.
 
     A file is there only if its own runtime gives the model's logits. Raises `UserError` for what cannot be exported.
     """
     written: list[Path] = []
     with disk_errors_as_user_errors(folder):
-        for name in formats:
+        for name in dict.fromkeys(formats):
             with TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
                 path = Path(temporary, FORMATS[name])
                 write(exported, name, path)

@@ -25,7 +25,6 @@ from train.data.sources.targets import Targets
 from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import evaluate, evaluation_values
-from train.evaluation.exports import Exported
 from train.evaluation.load_model import load_model
 from train.evaluation.results import EvalMethod, EvalResult
 from train.models.registry import check_other_size
@@ -79,7 +78,8 @@ def evaluate_trained(
     if settings.evaluation_file:
         write_result(settings.evaluation_file, score, trained)
     if settings.max_loss is not None:
-        from train.evaluation.quantize import quantize  # late: its packages are an extra
+        from train.evaluation.exports import Exported  # late: few evaluations quantize
+        from train.evaluation.quantize import quantize  # its packages are an extra
 
         normalize = replace_fields(source.normalize, outputs=outputs)
         exported = Exported.of(model, normalize, data.shape, settings, trained.classes)

@@ -20,11 +20,10 @@ FORMATS: Mapping[str, str] = {
 INT8_FILE = "model.int8.onnx"
 
 
-def check_formats(names: Sequence[str], source: str) -> tuple[str, ...]:
-    """Return the formats that `source` names, each once; raises `UserError` for one that cannot be written here."""
+def check_formats(names: Sequence[str], source: str) -> None:
+    """Raise `UserError` for a format that cannot be written here; `source` names them."""
     for name in names:
         if name not in FORMATS:
             raise UserError(f"{source}: {printable(name)!r} is no format. Use {', '.join(FORMATS)}.")
         if name != TORCHS_OWN:
             require_extra(name, source)
-    return tuple(dict.fromkeys(names))

@@ -27,7 +27,7 @@ def run(invocation: Invocation) -> int:
     if name == "export":
         for variable in flags.keys() - MODEL_CODE:
             raise UserError(f"{variable}={printable(flags[variable])}: has no effect on an export. Leave it out.")
-        others = list(check_formats(others, "export"))
+        check_formats(others, "export")
     require_extra("train", name)
     program = {"predict": "train.evaluation.predict", "export": "train.evaluation.exports"}[name]
     replace_process(module_command(program, source, *others), {**with_fallbacks(environ), **settings.as_variables()})
