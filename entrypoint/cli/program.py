@@ -46,9 +46,9 @@ def find_program(words: Sequence[str]) -> Program:
             f"{printable(words[0])}: a pipe or device, which can be read only once. Save the script as a file."
         )
     if script.suffix == ".ipynb":
-        from entrypoint.launch.notebook import read_notebook
+        from entrypoint.launch.notebook import read_cells
 
-        read_notebook(script)  # raises for what no script can do, before anything is started
+        read_cells(script)  # raises for what no script can do, before anything is started
         return Program("notebook", (sys.executable, *words))
     if problem := why_not_python(script):
         raise UserError(f"{printable(words[0])}: {problem}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import UserError
-from entrypoint.launch.notebook import read_notebook
+from entrypoint.launch.notebook import read_cells
 from tests.conftest import Entrypoint, needs_two_cores
 
 pytest.importorskip("nbformat")
@@ -31,7 +31,7 @@ def write_notebook(path: Path, *cells: str) -> Path:
 
 
 @pytest.mark.launch
-def test_notebook_leaves_an_executed_one_with_its_outputs(entrypoint: Entrypoint) -> None:
+def test_notebook_prints_as_a_script_and_leaves_no_file(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "sub").mkdir()
     (entrypoint.folder / "sub/helper.py").write_text("WORD = 'helped'")
     write_notebook(
@@ -42,19 +42,16 @@ def test_notebook_leaves_an_executed_one_with_its_outputs(entrypoint: Entrypoint
         "import matplotlib.pyplot as plot\nplot.plot([1, 2])\nplot.show()",
         "import asyncio\nawait asyncio.sleep(0)\ntimed + 1",
         "raise SystemExit(7)",
+        "print('never')",
     )
     result = entrypoint("run", "--quiet", "sub/x.ipynb", "--lr", "0.1")
-    assert result.code == 7, result.err
+    assert (result.code, result.err) == (7, "")
     assert result.out.startswith("helped ['--lr', '0.1']\n")
-    cells = json.loads((entrypoint.folder / "sub/x.executed.ipynb").read_text())["cells"]
-    assert [cell["cell_type"] for cell in cells] == ["markdown", *["code"] * 6]
-    outputs = [cell["outputs"] for cell in cells[1:]]
-    assert outputs[0][0]["text"] == ["helped ['--lr', '0.1']\n"]
-    assert outputs[1][0]["text"][-1].startswith("Wall time")
-    assert outputs[2][0]["text"][0].strip() == "shell"
-    assert any("image/png" in output.get("data", {}) for output in outputs[3])
-    assert outputs[4][0]["data"]["text/plain"] == ["4"]
-    assert [output["ename"] for output in outputs[5]] == ["SystemExit"]
+    for said in ("Wall time", "shell\n", "<Figure", "Out[5]: 4\n"):
+        assert said in result.out
+    assert "never" not in result.out
+    assert sorted(path.name for path in (entrypoint.folder / "sub").glob("*.*")) == ["helper.py", "x.ipynb"]
+    assert not list(entrypoint.home.rglob("history.sqlite"))
 
 
 @pytest.mark.slow
@@ -87,7 +84,7 @@ def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.ipynb"
     path.write_text("print('no JSON')")
     with pytest.raises(UserError, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.") as error:
-        read_notebook(path)
+        read_cells(path)
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -96,21 +93,21 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         UserError, match=r"x\.ipynb: needs nbformat, .*pip install .reference-training.notebook"
     ) as error:
-        read_notebook(write_notebook(tmp_path / "x.ipynb", "1"))
+        read_cells(write_notebook(tmp_path / "x.ipynb", "1"))
     assert error.value.code == 3
 
 
 @pytest.mark.launch
-def test_executed_notebook_that_cannot_be_written_is_one_line(entrypoint: Entrypoint) -> None:
+@pytest.mark.parametrize(("method", "mapped"), [("fork", "f"), ("spawn", "abs")])
+def test_cells_start_processes(entrypoint: Entrypoint, method: str, mapped: str) -> None:
     write_notebook(
         entrypoint.folder / "x.ipynb",
-        "import pickle\ndef f(): print('pickled')",
-        "pickle.loads(pickle.dumps(f))()",
+        "import multiprocessing, pickle\ndef f(x): return abs(x)",
+        "pickle.loads(pickle.dumps(f))(1)",
+        f"with multiprocessing.get_context('{method}').Pool(1) as pool: print(pool.map({mapped}, [-3]))",
     )
-    (entrypoint.folder / "x.executed.ipynb").mkdir()
     result = entrypoint("run", "--quiet", "x.ipynb")
-    assert (result.code, result.out) == (0, "pickled\n")
-    assert result.err.count("x.executed.ipynb: cannot be written (Is a directory)") == 1
+    assert (result.code, result.out) == (0, "Out[2]: 1\n[3]\n"), result.err
 
 
 @pytest.mark.launch
