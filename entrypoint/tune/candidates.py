@@ -23,11 +23,10 @@ WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
 
 
 class Candidate(Struct, eq=False):
-    """A plan by the variables in which it differs from the untuned plan, its rates, and why it cannot run."""
+    """A plan by the variables in which it differs from the untuned plan, and its rates."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
-    problem: str = ""
 
     @property
     def rate(self) -> float:

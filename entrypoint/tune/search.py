@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, field
@@ -17,8 +17,11 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.tune.candidates import Candidate, later_stages, rank_thread_layouts
 from entrypoint.tune.store import is_tunable, machine_program_key, save, store_dir
-from entrypoint.tune.successive_halving import Ranking, successive_halving
 from entrypoint.tune.trial import TrialSpec, compile_metric, run_trial
+
+# Each plan of a stage is measured once. The FINALISTS fastest and the untuned plan run ROUNDS times more, by turns.
+# A plan that is no faster than the untuned one wins all of these by chance once in 2 ** ROUNDS times.
+FINALISTS, ROUNDS = 2, 5
 
 
 class TuneSettings(Settings, frozen=True, kw_only=True):
@@ -45,50 +48,61 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
     lower: Annotated[bool, about("tune run: a lower metric is better.", basic=True)] = False
 
 
+class Contest(Struct, frozen=True):
+    """The fastest plan of a stage, and the untuned one, None where that cannot run."""
+
+    best: Candidate
+    untuned: Candidate | None
+
+    @property
+    def is_faster(self) -> bool:
+        """Return whether the fastest plan was faster than the untuned one each time that they ran by turns."""
+        theirs = self.untuned.rates if self.untuned else [0.0] * (ROUNDS + 1)
+        return all(ours > other for ours, other in zip(self.best.rates[1:], theirs[1:], strict=True))
+
+
 class Search(Struct):
-    """One search: how trials run, its deadline, their number, and the plans tried, again in each stage."""
+    """One search: how trials run, its deadline, their number, and why a plan that was tried cannot run, if so."""
 
     spec: TrialSpec
     deadline: float
     trials: int = 0
-    tried: list[Candidate] = field(default_factory=list)
+    tried: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def unit(self) -> str:
-        """Return the unit of rates, with a space before it."""
-        return " images/s" if self.spec.is_trainer else ""
+    def measure(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Run a trial of each candidate, print what it gave, and return those that can run.
 
-    @property
-    def measured(self) -> dict[str, Candidate]:
-        """Return the plans that have rates, each as its last stage has it, by their text."""
-        return {str(candidate): candidate for candidate in self.tried if candidate.rates}
+        Raises TimeoutError when the time is up.
+        """
+        for candidate in candidates:
+            if time.monotonic() >= self.deadline:
+                raise TimeoutError
+            outcome = run_trial(self.spec, candidate.variables)
+            self.trials += 1
+            if isinstance(outcome, str):
+                self.tried[str(candidate)], shown, problem = outcome, "cannot run", f": {outcome}"
+            else:
+                self.tried[str(candidate)], shown, problem = "", self.shown(outcome), ""
+                candidate.rates.append(outcome)
+            write_stderr(f"  trial {self.trials:>3}  {shown:>14}  {candidate}{problem}")
+        return [candidate for candidate in candidates if not self.tried[str(candidate)]]
 
-    def in_time(self) -> bool:
-        """Return whether there is time for another trial."""
-        return time.monotonic() < self.deadline
+    def compare(self, plans: Sequence[Mapping[str, str]]) -> Contest | None:
+        """Return which of these plans and the untuned one is the fastest; None if none can run."""
+        candidates = {str(one): one for one in map(Candidate, ({}, *plans)) if not self.tried.get(str(one))}
+        ran = sorted(self.measure([*candidates.values()]), key=lambda candidate: -candidate.rate)
+        finalists = ran[:FINALISTS] + [candidate for candidate in ran[FINALISTS:] if not candidate.variables]
+        for _ in range(ROUNDS):
+            finalists = self.measure(finalists)
+        if not finalists:
+            return None
+        untuned = next((candidate for candidate in finalists if not candidate.variables), None)
+        return Contest(max(finalists, key=lambda candidate: candidate.rate), untuned)
 
-    def measure(self, candidate: Candidate) -> None:
-        """Run a trial, note the candidate's rate or why it cannot run, and print that."""
-        outcome = run_trial(self.spec, candidate.variables)
-        self.trials += 1
-        if isinstance(outcome, str):
-            candidate.problem, shown = outcome, "cannot run"
-        else:
-            candidate.rates.append(outcome)
-            shown = f"{rate_text(outcome)}{self.unit}"
-        problem = f": {candidate.problem}" if candidate.problem else ""
-        write_stderr(f"  trial {self.trials:>3}  {shown:>14}  {candidate}{problem}")
-
-    def compare(self, variants: Iterable[Mapping[str, str]]) -> Ranking | None:
-        """Return the ranking of these plans and the untuned one, None if none can run."""
-        failed = [candidate.variables for candidate in self.tried if candidate.problem]
-        plans: list[Mapping[str, str]] = []
-        for variables in ({}, *variants):
-            if variables not in (*plans, *failed):
-                plans.append(variables)
-        candidates = [Candidate(variables) for variables in plans]
-        self.tried += candidates
-        return successive_halving(candidates, self.measure, self.in_time)
+    def shown(self, rate: float) -> str:
+        """Return a rate with about four digits, and never as a power of ten, and its unit."""
+        number = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+        return f"{number} images/s" if self.spec.is_trainer else number
 
 
 def tune(
@@ -118,55 +132,42 @@ def tune(
     log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial has a session of its own, and must not stay
     search = Search(spec, time.monotonic() + settings.minutes * 60)
-    ranking = find_fastest(search, inputs, plan)
-    if ranking is None:
-        problem = next((candidate.problem for candidate in search.tried if candidate.problem), "no time for a trial")
-        raise UserError(f"tune: no plan gave a rate: {problem}")
-    write_stdout("\n".join(format_report(ranking, search)))
-    if not ranking.beats_untuned and not search.in_time():
-        write_stdout("no plan is significantly faster yet, and time is up. Nothing is stored. Raise TUNE_MINUTES.")
+    contest = find_fastest(search, inputs, plan)
+    problems = list(search.tried.values())
+    if contest is None and all(problems):
+        raise UserError(f"tune: no plan gave a rate: {problems[0] if problems else 'no time for a trial'}")
+    if contest is None:
+        write_stdout("no plan is known to be faster yet, and time is up. Nothing is stored. Raise TUNE_MINUTES.")
         return ExitCode.DONE
-    evidence = describe(ranking, search)
-    variables = ranking.best.variables if ranking.beats_untuned else {}
+    evidence = describe(contest, search)
+    variables = contest.best.variables if contest.is_faster else {}
     save(path, {"program": program, "variables": variables, "evidence": evidence})
     write_stdout(evidence)
     return ExitCode.DONE
 
 
-def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> Ranking | None:
+def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> Contest | None:
     """Compare the layouts of ranks and threads, then for the best layout runtimes, allocators and bindings.
 
-    A later stage that has no time to end does not undo the stage before.
+    A later stage that has no time to end does not undo a gain of the stage before.
     """
-    ranking = search.compare(rank_thread_layouts(inputs, plan))
-    for variants in later_stages(inputs, plan.device):
-        if ranking and any(variants):
-            best = ranking.best.variables
-            later = search.compare([best, *({**best, **variables} for variables in variants)])
-            ranking = later if later and search.in_time() else ranking
-    return ranking
+    contest = None
+    try:
+        contest = search.compare(rank_thread_layouts(inputs, plan))
+        for variants in later_stages(inputs, plan.device):
+            if contest and any(variants):
+                best = contest.best.variables
+                contest = search.compare([best, *({**best, **variables} for variables in variants)]) or contest
+    except TimeoutError:
+        return contest if contest and contest.is_faster else None
+    return contest
 
 
-def rate_text(rate: float) -> str:
-    """Return a rate with about four digits, and never as a power of ten."""
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
-
-
-def describe(ranking: Ranking, search: Search) -> str:
+def describe(contest: Contest, search: Search) -> str:
     """Return the evidence for a result: rate, gain, number of plans, and date."""
-    measured, when = search.measured, time.strftime("%Y-%m-%d")
-    if not ranking.beats_untuned:
-        return f"no plan of {len(measured)} tried was faster than the untuned one, {when}"
-    best, untuned = ranking.best.rate, measured.get(str(Candidate()))  # the untuned plan may not run
+    count, when = sum(not problem for problem in search.tried.values()), time.strftime("%Y-%m-%d")
+    if not contest.is_faster:
+        return f"no plan of {count} tried was faster than the untuned one, {when}"
+    best, untuned = contest.best.rate, contest.untuned  # the untuned plan may not run
     gain = f", {best / untuned.rate:.2f} times the untuned plan's" if untuned else ""
-    return f"{rate_text(best)}{search.unit}{gain}: the best of {len(measured)} plans tried, {when}"
-
-
-def format_report(ranking: Ranking, search: Search) -> list[str]:
-    """Return a table of all measured plans, fastest first, and of those that cannot run."""
-    ranked = sorted(search.measured.values(), key=lambda candidate: -candidate.rate)
-    rows = [
-        f"{rate_text(one.rate):>10}{one.rate / ranking.best.rate:>13.2f}{len(one.rates):>8}  {one}" for one in ranked
-    ]
-    failed = [f"{one}: cannot run: {one.problem}" for one in search.tried if one.problem]
-    return [f"{'rate':>10}  of the best  trials  plan", *rows, *failed]
+    return f"{search.shown(best)}{gain}: the best of {count} plans tried, {when}"

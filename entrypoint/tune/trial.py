@@ -114,25 +114,18 @@ def run_trial(spec: TrialSpec, variables: Mapping[str, str]) -> float | str:
 
 
 def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Path) -> list[float]:
-    """Return a trial's rates after its warm-up, when it has run for long enough or has exited.
-
-    A program that fails has no rates.
-    """
-    started, warm_at = time.monotonic(), 0.0
-    while True:
-        code = process.poll()
-        now = time.monotonic() - started
-        rates = spec.read_rates(folder, None if code is None else now)
-        warm = rates[WARM_UP:]
-        if code is not None:
-            return [] if code else warm or rates
-        if warm and not warm_at:
-            warm_at = now
-        if len(warm) > 1 and now - warm_at >= spec.seconds:
-            return warm
-        if now - warm_at > STARTUP_TIMEOUT_S + spec.seconds:  # it prints no more rates, and does not end
-            return warm
+    """Return a trial's rates after its warm-up, when it has run for long enough or has exited; none if it failed."""
+    started, is_warm = time.monotonic(), False
+    deadline = started + STARTUP_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
+        if not is_warm and len(spec.read_rates(folder, None)) > WARM_UP:
+            is_warm, deadline = True, time.monotonic() + spec.seconds
+    code = process.poll()
+    rates = spec.read_rates(folder, None if code is None else time.monotonic() - started)
+    if code:
+        return []
+    return rates[WARM_UP:] or (rates if code == 0 else [])
 
 
 def terminate_trial(process: subprocess.Popen[bytes]) -> None:

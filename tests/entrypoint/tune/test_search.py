@@ -58,6 +58,7 @@ def test_tune_stores_fastest_layout_for_later_plans(entrypoint: Entrypoint) -> N
     assert result.code == 0, result.err
     last = result.out.splitlines()[-1]
     assert "3.00 times the untuned plan's: the best of 5 plans tried" in last
+    assert re.search(r"trial +\d+ +\S+  LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1 LAUNCH_CPU_BINDING=none\n", result.err)
     made = entrypoint.plan("run", file, env=FIXED)
     assert made["nodes"]["nproc_per_node"] == 2
     decisions = {one["key"]: one for one in made["decisions"]}
@@ -158,7 +159,7 @@ LAYOUT = {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"}
 PASSIVE = {**LAYOUT, "OMP_WAIT_POLICY": "passive"}
 
 
-@pytest.mark.parametrize(("trials", "best"), [(10**6, PASSIVE), (30, LAYOUT)])
+@pytest.mark.parametrize(("trials", "best"), [(10**6, PASSIVE), (20, LAYOUT)])
 def test_stage_without_time_does_not_undo_the_stage_before(
     trials: int, best: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +173,7 @@ def test_stage_without_time_does_not_undo_the_stage_before(
     monkeypatch.setattr(search, "run_trial", measure)
     machine = make_machine(2)
     inputs = PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("script", ("python", "x.py")), {})
-    ranking = search.find_fastest(running, inputs, make_test_plan(machine))
-    assert ranking is not None
-    assert ranking.beats_untuned
-    assert ranking.best.variables == best
+    contest = search.find_fastest(running, inputs, make_test_plan(machine))
+    assert contest is not None
+    assert contest.is_faster
+    assert contest.best.variables == best
