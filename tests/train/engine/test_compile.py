@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint
 from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.feeds.batches import Batch
-from train.engine.compile import check_backend, compile_step, estimate_break_even
+from train.engine.compile import compile_step, estimate_break_even
 from train.models.cnn import CNN
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
@@ -119,12 +119,6 @@ def test_compile_trial_leaves_statistics_and_rng_unchanged() -> None:
     assert all(torch.equal(value, kept[name]) for name, value in one.state.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in one.state.model.parameters())
-
-
-def test_check_backend_unknown_raises() -> None:
-    with pytest.raises(UserError, match=r"TRAIN_COMPILE_BACKEND=nonesuch: torch \S+ has no such backend") as error:
-        check_backend("nonesuch")
-    assert error.value.code == ExitCode.MACHINE
 
 
 @pytest.mark.slow
