@@ -23,8 +23,7 @@ def with_notebook_runner(plan: Plan) -> Plan:
     """Return the plan with the program that runs its notebook; -P keeps the working folder out of its imports."""
     python, *words = plan.program.argv
     program = replace(plan.program, argv=(python, "-P", STARTER, "--module", "entrypoint.launch.notebook", *words))
-    command = program.argv if plan.command == plan.program.argv else plan.command
-    return replace(plan, program=program, command=command)
+    return replace(plan, program=program)
 
 
 def read_cells(notebook: Path) -> list[str]:

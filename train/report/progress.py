@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from entrypoint.core.console import STDERR, STDOUT
+from entrypoint.core.console import STDERR, STDOUT, replace_stream
 from train.preemption import STOP_CONTROLLER
 from train.settings import TrainSettings
 
@@ -34,11 +34,9 @@ def guarded_stdout() -> Iterator[None]:
 def redirect_to_devnull() -> None:
     """Redirect standard output to /dev/null, and standard error too if it is the same file, pipe or terminal."""
     gone = os.fstat(STDOUT)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (STDERR, STDOUT):
         if os.path.samestat(os.fstat(number), gone):
-            os.dup2(nowhere, number)
-    os.close(nowhere)
+            replace_stream(number)
 
 
 class ProgressReporter:

@@ -59,11 +59,6 @@ class TarMember:
         """Return the path of the shard and the name inside it."""
         return f"{self.shard.path}:{self.name}"
 
-    @property
-    def parent(self) -> Path:
-        """The shard, which holds it as a folder holds a file."""
-        return self.shard.path
-
 
 ImageFile = Path | TarMember
 

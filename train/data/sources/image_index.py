@@ -59,10 +59,14 @@ class Index:
 def load_index(folder: Path, paths: Sequence[Path], configured: Path | None, build: Callable[[], Index]) -> Index:
     """Return the images at some paths below a folder, from the cache if their places are as they were.
 
-    `configured` is TRAIN_CACHE_DIR. Processes that ask at once build one index. Raises what `build` raises.
+    `configured` is TRAIN_CACHE_DIR; without it the index is not kept where no cache folder can be written. Processes
+    that ask at once build one index. Raises what `build` raises, and `UserError` for a folder that the user named.
     """
-    cached = index_folder(configured)
-    if cached is None:
+    try:
+        cached = cache_folder(configured)
+    except UserError:
+        if configured:
+            raise
         return build()
     name = hashlib.blake2b(b"\0".join(os.fsencode(path.absolute()) for path in paths), digest_size=16).hexdigest()
     place = cached / f"{name}.index"
@@ -75,16 +79,6 @@ def load_index(folder: Path, paths: Sequence[Path], configured: Path | None, bui
         if built.places:
             write_index(place, built, named=configured is not None)
     return built
-
-
-def index_folder(configured: Path | None) -> Path | None:
-    """Return the cache folder, None if the user named none and none can be written; raises `UserError`."""
-    try:
-        return cache_folder(configured)
-    except UserError:
-        if configured:
-            raise
-        return None
 
 
 def state_of(path: Path) -> Shard:
