@@ -48,19 +48,6 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
     lower: Annotated[bool, about("tune run: a lower metric is better.", basic=True)] = False
 
 
-class Contest(Struct, frozen=True):
-    """The fastest plan of a stage, and the untuned one, None where that cannot run."""
-
-    best: Candidate
-    untuned: Candidate | None
-
-    @property
-    def is_faster(self) -> bool:
-        """Return whether the fastest plan was faster than the untuned one each time that they ran by turns."""
-        theirs = self.untuned.rates if self.untuned else [0.0] * (ROUNDS + 1)
-        return all(ours > other for ours, other in zip(self.best.rates[1:], theirs[1:], strict=True))
-
-
 class Search(Struct):
     """One search: how trials run, its deadline, their number, and why a plan that was tried cannot run, if so."""
 
@@ -87,17 +74,14 @@ class Search(Struct):
             write_stderr(f"  trial {self.trials:>3}  {shown:>14}  {candidate}{problem}")
         return [candidate for candidate in candidates if not self.tried[str(candidate)]]
 
-    def compare(self, plans: Sequence[Mapping[str, str]]) -> Contest | None:
-        """Return which of these plans and the untuned one is the fastest; None if none can run."""
+    def compare(self, plans: Sequence[Mapping[str, str]]) -> list[Candidate]:
+        """Return the fastest of these plans and the untuned one, the best first, as far as they can run."""
         candidates = {str(one): one for one in map(Candidate, ({}, *plans)) if not self.tried.get(str(one))}
         ran = sorted(self.measure([*candidates.values()]), key=lambda candidate: -candidate.rate)
         finalists = ran[:FINALISTS] + [candidate for candidate in ran[FINALISTS:] if not candidate.variables]
         for _ in range(ROUNDS):
             finalists = self.measure(finalists)
-        if not finalists:
-            return None
-        untuned = next((candidate for candidate in finalists if not candidate.variables), None)
-        return Contest(max(finalists, key=lambda candidate: candidate.rate), untuned)
+        return sorted(finalists, key=lambda candidate: -candidate.rate)
 
     def shown(self, rate: float) -> str:
         """Return a rate with about four digits, and never as a power of ten, and its unit."""
@@ -132,42 +116,48 @@ def tune(
     log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial has a session of its own, and must not stay
     search = Search(spec, time.monotonic() + settings.minutes * 60)
-    contest = find_fastest(search, inputs, plan)
+    finalists = find_fastest(search, inputs, plan)
     problems = list(search.tried.values())
-    if contest is None and all(problems):
+    if not finalists and all(problems):
         raise UserError(f"tune: no plan gave a rate: {problems[0] if problems else 'no time for a trial'}")
-    if contest is None:
+    if not finalists:
         write_stdout("no plan is known to be faster yet, and time is up. Nothing is stored. Raise TUNE_MINUTES.")
         return ExitCode.DONE
-    evidence = describe(contest, search)
-    variables = contest.best.variables if contest.is_faster else {}
+    evidence = describe(finalists, search)
+    variables = finalists[0].variables if is_gain(finalists) else {}
     save(path, {"program": program, "variables": variables, "evidence": evidence})
     write_stdout(evidence)
     return ExitCode.DONE
 
 
-def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> Contest | None:
+def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> list[Candidate]:
     """Compare the layouts of ranks and threads, then for the best layout runtimes, allocators and bindings.
 
-    A later stage that has no time to end does not undo a gain of the stage before.
+    A later stage that has no time to end does not undo a gain of the stage before. Returns the last stage's finalists.
     """
-    contest = None
+    finalists: list[Candidate] = []
     try:
-        contest = search.compare(rank_thread_layouts(inputs, plan))
+        finalists = search.compare(rank_thread_layouts(inputs, plan))
         for variants in later_stages(inputs, plan.device):
-            if contest and any(variants):
-                best = contest.best.variables
-                contest = search.compare([best, *({**best, **variables} for variables in variants)]) or contest
+            if finalists and any(variants):
+                best = finalists[0].variables
+                finalists = search.compare([best, *({**best, **variables} for variables in variants)]) or finalists
     except TimeoutError:
-        return contest if contest and contest.is_faster else None
-    return contest
+        return finalists if finalists and is_gain(finalists) else []
+    return finalists
 
 
-def describe(contest: Contest, search: Search) -> str:
+def is_gain(finalists: Sequence[Candidate]) -> bool:
+    """Return whether the best was faster than the untuned plan, if that runs, each time that they ran by turns."""
+    theirs = next((one.rates for one in finalists if not one.variables), [0.0] * (ROUNDS + 1))
+    return all(ours > other for ours, other in zip(finalists[0].rates[1:], theirs[1:], strict=True))
+
+
+def describe(finalists: Sequence[Candidate], search: Search) -> str:
     """Return the evidence for a result: rate, gain, number of plans, and date."""
     count, when = sum(not problem for problem in search.tried.values()), time.strftime("%Y-%m-%d")
-    if not contest.is_faster:
+    if not is_gain(finalists):
         return f"no plan of {count} tried was faster than the untuned one, {when}"
-    best, untuned = contest.best.rate, contest.untuned  # the untuned plan may not run
-    gain = f", {best / untuned.rate:.2f} times the untuned plan's" if untuned else ""
+    best = finalists[0].rate
+    gain = "".join(f", {best / one.rate:.2f} times the untuned plan's" for one in finalists if not one.variables)
     return f"{search.shown(best)}{gain}: the best of {count} plans tried, {when}"
