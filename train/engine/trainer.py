@@ -23,7 +23,6 @@ from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.best_weights import use_best_weights
 from train.engine.finish import write_summary
-from train.engine.frozen_features import TrainedPart, choose_trained_part, first_images
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
@@ -130,7 +129,6 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
     Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
-    part = choose_trained_part(run)
     for epoch in range(run.first_epoch, run.epochs):
         if should_stop_early(run):
             break
@@ -142,14 +140,14 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
             request=lambda: STOP_CONTROLLER.request,
             after_step=run.advance_profiler,
             save=partial(save_on_signal, run, epoch),
-            look=partial(show_batch, run, part),
+            look=partial(show_batch, run),
         )
-        if not train_epoch(run.trainer, part.source, epoch, run.log_interval, callbacks, run.total_steps):
+        if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, run.total_steps):
             save_and_exit(run, epoch)
         is_due = (epoch + 1) % run.settings.eval_every == 0 or epoch + 1 == run.epochs
-        score = evaluate_run(run, epoch, part) if is_due else None
+        score = evaluate_run(run, epoch) if is_due else None
         finish_epoch(run, epoch + 1, score)
-    if part.layer or not score:
+    if not score:
         score = evaluate_run(run, run.epochs)
     if not run.source.has_val:
         return score, None, None
@@ -171,11 +169,10 @@ def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: fl
         run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
 
 
-def show_batch(run: TrainingRun, part: TrainedPart, images: Tensor) -> None:
+def show_batch(run: TrainingRun, images: Tensor) -> None:
     """Show normalized (N, C, H, W) images as the network saw them."""
     if run.live:
-        shown = first_images(run, SHOWN) if part.layer else images[:SHOWN]
-        run.live.show_batch(run.source.normalize.undo(shown))
+        run.live.show_batch(run.source.normalize.undo(images[:SHOWN]))
 
 
 def should_stop_early(run: TrainingRun) -> bool:
@@ -198,19 +195,18 @@ def note_improvement(run: TrainingRun, score: EvalResult) -> None:
         state.stale_epochs += run.settings.eval_every
 
 
-def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None, *, test: bool = False) -> EvalResult:
-    """Evaluate the model, or a part of it, after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
+def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalResult:
+    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
 
     The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
     run.mistakes = MistakeCollector(run.source.normalize)
-    part = part or TrainedPart(run.source)
     chooses = run.settings.threshold == "auto" and run.source.has_val and not test
-    batches = part.source.val_batches() if run.source.has_val and not test else part.source.test_batches()
+    batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
     score = evaluate(
-        part.of(run.trainer.state.eval_model),
-        batches if part.layer else resize_batches(batches, run.model_builder.sizes.eval),
+        run.trainer.state.eval_model,
+        resize_batches(batches, run.model_builder.sizes.eval),
         run.group,
         EvalMethod(
             run.trainer.precision,
@@ -221,7 +217,7 @@ def evaluate_run(run: TrainingRun, epochs: int, part: TrainedPart | None = None,
             chooses=chooses,
         ),
         stop=lambda: STOP_CONTROLLER.stop_requested,
-        look=run.mistakes.add if run.settings.task == "classify" and not part.layer else None,
+        look=run.mistakes.add if run.settings.task == "classify" else None,
     )
     if score is None:
         save_and_exit(run, epochs)
