@@ -22,7 +22,6 @@ SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
     "verbose": "show every decision of the plan",
-    "json-schema": "print a JSON schema for `--config run.toml`",
     "network": "show how data travels between the nodes, and measure it",
     "export-machine": "print what this node offers, for `plan --machine`",
 }
@@ -135,7 +134,7 @@ COMMANDS: Mapping[str, Command] = {
         switches=("json",),
     ),
     "init": Command(module="init", help="write a TOML file with the settings that users change", words=" [FILE]"),
-    "settings": Command(module="settings", help="list all settings", switches=("json-schema",)),
+    "settings": Command(module="settings", help="list all settings"),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
 }
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoint.cli.as_typed import typed_lines
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import Settings, variable_name
@@ -55,13 +54,8 @@ def value_text(source: str, name: str, value: Any) -> str:
     raise UserError(f"{source}: {name} is a {type(value).__name__}. Write a number, a text, true or false.")
 
 
-def with_config(
-    environ: Mapping[str, str], path: Path, groups: Mapping[str, type[Settings]]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the environment with the settings of a file, and how they are typed there (see `as_typed`).
-
-    Variables that are set already win.
-    """
+def with_config(environ: Mapping[str, str], path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, str]:
+    """Return the environment with the settings of a file; variables that are set already win."""
     set_already = {name: value for name, value in environ.items() if value != ""}
     variables = {name: text for name, text in read_config(path, groups).items() if name not in set_already}
-    return {**environ, **variables}, typed_lines(path, read_regular(path), variables)
+    return {**environ, **variables}

@@ -62,8 +62,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.config:
         from entrypoint.cli.config_file import with_config
 
-        environ, lines = with_config(environ, command.config, all_groups())
-        typed = lines | typed
+        environ = with_config(environ, command.config, all_groups())
     module = import_module(f"entrypoint.cli.commands.{COMMANDS[command.command].module}")
     try:
         return int(module.run(Invocation(command=command, environ=environ, typed=typed, began_s=began_s, load=load)))

@@ -1,16 +1,14 @@
-"""Messages name the flag or the line of a file that the user typed."""
+"""Messages name the flag that the user typed."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from entrypoint.cli.as_typed import as_typed, typed_flags, typed_lines
+from entrypoint.cli.as_typed import as_typed, typed_flags
 from entrypoint.cli.parser import parse_command_line
 from tests.conftest import Entrypoint
 
-TYPED = {"TRAIN_EPOCHS=3": "--epochs=3", "TRAIN_MODEL=a.b": "run.toml, line 2: model=a.b"}
+TYPED = {"TRAIN_EPOCHS=3": "--epochs=3", "TRAIN_MODEL=a.b": "--model=a.b"}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +19,7 @@ TYPED = {"TRAIN_EPOCHS=3": "--epochs=3", "TRAIN_MODEL=a.b": "run.toml, line 2: m
         ("TRAIN_EPOCHS=30: too many.", "TRAIN_EPOCHS=30: too many."),
         ("TRAIN_EPOCHS=3.5: no number.", "TRAIN_EPOCHS=3.5: no number."),
         ("MY_TRAIN_EPOCHS=3", "MY_TRAIN_EPOCHS=3"),
-        ("TRAIN_MODEL=a.b: no such model.", "run.toml, line 2: model=a.b: no such model."),
+        ("TRAIN_MODEL=a.b: no such model.", "--model=a.b: no such model."),
         ("TRAIN_MODEL=aXb", "TRAIN_MODEL=aXb"),
     ],
 )
@@ -34,28 +32,14 @@ def test_flags_of_all_groups_are_typed() -> None:
     assert typed_flags(command) == {"LAUNCH_THREADS=2": "--threads=2", "TRAIN_MODEL=cnn": "--model=cnn"}
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("[train]\nepochs = 3", 2),
-        ("# [train]\n[ launch ]\nepochs = 9\n\n[ train ]\n  epochs=3 # few", 6),
-        ("train.epochs = 3", 1),
-        ('[train]\n"epochs" = "3"', 2),
-    ],
-)
-def test_line_of_a_setting_is_found(text: str, line: int) -> None:
-    typed = typed_lines(Path("run.toml"), text, {"TRAIN_EPOCHS": "3"})
-    assert typed == {"TRAIN_EPOCHS=3": f"run.toml, line {line}: epochs=3"}
-
-
 @pytest.mark.launch
-def test_error_and_plan_name_the_line(entrypoint: Entrypoint) -> None:
+def test_error_and_plan_name_the_flag(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "run.toml").write_text('[launch]\nthreads = 1\n[train]\nmodel = "nosuch"\n')
     result = entrypoint("plan", "--config", "run.toml")
     assert result.error_lines == [
-        "entrypoint: error: run.toml, line 4: model=nosuch: no such model. It is cnn, speednet or a torchvision"
-        " classifier such as resnet18."
+        "entrypoint: error: TRAIN_MODEL=nosuch: no such model. It is cnn, speednet or a torchvision classifier such as"
+        " resnet18."
     ]
     plan = entrypoint.plan("--config", "run.toml", "--model", "cnn")
     settings = {one["key"]: one["setting"] for one in plan["decisions"]}
-    assert (settings["threads"], settings["model"]) == ("run.toml, line 2: threads=1", "--model=cnn")
+    assert (settings["threads"], settings["model"]) == ("LAUNCH_THREADS=1", "--model=cnn")
