@@ -112,7 +112,7 @@ def check_extras(given: ParsedSettings[TrainSettings]) -> None:
         "tensorboard": "tensorboard" if values.tensorboard else "",
     }
     if values.export != "off":
-        check_formats(values.export.split(","), given.sources["export"])
+        check_formats(values.export.split(","), printable(given.sources["export"]))
     for name, extra in needed.items():
         if extra and name in given.sources:  # the default, TensorBoard, is left out instead
             require_extra(extra, given.sources[name])
