@@ -20,6 +20,7 @@ from reference_training.own_modules import own_modules
 
 with own_modules():
     from entrypoint.core.errors import UserError
+    from train.checkpoint.store import local_run
     from train.data.decoding.decoder import decode_image, failure_reason
     from train.data.decoding.pixel_values import convert_to_visible
     from train.data.sources.image_file import read_file
@@ -130,7 +131,7 @@ def content_of(image: Image.Image, channels: int) -> bytes:
 
 
 def load_model(source: str | os.PathLike[str], *, model: str = "", model_path: str | None = None) -> TrainedModel:
-    """Return the trained model of a run folder, a checkpoint, or a `model.safetensors` that a run wrote, on the CPU.
+    """Return the trained model of a run folder or its URL, a checkpoint, or a run's `model.safetensors`, on the CPU.
 
     A file may not choose which code runs. For a model of your own name its function by `model="package.module:name"`,
     and the folder of its module by `model_path`. Raises `RunError` for a file that cannot be used.
@@ -138,7 +139,7 @@ def load_model(source: str | os.PathLike[str], *, model: str = "", model_path: s
     settings = PredictSettings(model=model, model_path=Path(model_path) if model_path else None)
     with own_modules():  # building a model may import more
         try:
-            return TrainedModel(Predictor.load(settings, os.fspath(source)))
+            return TrainedModel(Predictor.load(settings, local_run(os.fspath(source), os.environ)))
         except UserError as error:
             raise RunError(str(error).removeprefix("predict="), error.code) from None
 

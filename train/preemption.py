@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -91,6 +92,11 @@ class StopController:
         return self.deadline is not None and time.monotonic() >= self.deadline.at
 
     @property
+    def stopped_at(self) -> float:
+        """Return when a stop was requested (time.monotonic()), infinity before that."""
+        return self.since or (self.deadline.at if self.deadline and self.deadline_passed else math.inf)
+
+    @property
     def request(self) -> int:
         """Return this rank's request after the current step: CONTINUE, SAVE or STOP."""
         if self.stop_requested:
@@ -136,10 +142,10 @@ class StopController:
             return
         if number == PREEMPT_WARNING:
             if self.saves and self.number is None:
-                self.number = number
+                self.number, self.since = number, now
             return
         if self.number == PREEMPT_WARNING:
-            self.number = None
+            self.number, self.since = None, 0.0
         if self.deferring and self.number is not None and number in OUTPUT_CLOSED:
             return
         if self.deferring and (self.number is None or now - self.since < DUPLICATE_WINDOW_S):

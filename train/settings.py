@@ -1,5 +1,6 @@
 """The trainer's settings: the TRAIN_* variables."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.setting_types import PathText, WordOrPath, about
+from entrypoint.core.setting_types import URL, PathOrUrl, PathText, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
+from entrypoint.core.user_dirs import user_cache_dir
 from train.setting_groups.folder_kind import kind_of_folder
 from train.setting_groups.performance import PerformanceSettings
 from train.setting_groups.value_types import AboveZero, NotNegative, Positive
@@ -35,7 +37,14 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "TRAIN_"
 
     output_dir: Annotated[
-        Path, about("Folder for run folders.", basic=True, speed=False, resume="may_change", nodes="may_differ")
+        PathOrUrl,
+        about(
+            "Folder for run folders, or its URL in object storage: s3://bucket/runs.",
+            basic=True,
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = Path("runs")
     run_name: Annotated[
         Annotated[
@@ -209,6 +218,14 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         return {name: value for name, value in self.to_json().items() if rules[name].speed}
 
 
+def copy_folder(url: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder on this machine for copies of what is below a URL; raises `UserError` without a home."""
+    cache = user_cache_dir(environ)
+    if cache is None:
+        raise UserError(f"{printable(url)}: its copy needs a cache folder. Set HOME or XDG_CACHE_HOME.")
+    return cache / "runs" / hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
+
+
 def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[TrainSettings]:
     """Validate TRAIN_* and the trainer's flags; raises `UserError`."""
     parsed = read_settings(TrainSettings, environ, flags)
@@ -218,4 +235,6 @@ def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) ->
     is_settled = "dataset" in parsed.sources or not parsed.values.data_dir
     # The error of imagefolder says what a folder needs.
     kind = parsed.values.dataset if is_settled else kind_of_folder(parsed.values.data_dir) or "imagefolder"
-    return replace(parsed, values=replace(parsed.values, dataset=kind))
+    url = parsed.texts.get("output_dir", "")
+    output = copy_folder(url, environ) if URL.match(url) else parsed.values.output_dir
+    return replace(parsed, values=replace(parsed.values, dataset=kind, output_dir=output))

@@ -14,6 +14,7 @@ from entrypoint.cli.precision_trial import bf16_speedup
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.paths import working_folder
+from entrypoint.core.setting_types import URL
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
 from entrypoint.launch.remote import with_remote_command
@@ -22,7 +23,7 @@ from entrypoint.machine.container import volatile_place
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Plan
+from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.plan.planner import make_plan
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     asked = read_train_settings(inputs.environ, command.flags)
     asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
     asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.flags)
+    writes_none = command.command == "tune" or trained is not None  # the trials of `tune` have their own folder
+    if not writes_none and URL.match(asked.texts.get("output_dir", "")):
+        asked, decision = plan_storage(asked, inputs)
+        decisions += (decision,)
     facts = inspect_dataset(asked.values)
     if trained:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
@@ -81,7 +86,6 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     if training.values.image_size != asked.values.image_size:
         facts = inspect_dataset(training.values)
     plan = replace(plan.with_variables(adopted | resumed), decisions=plan.decisions + decisions)
-    writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
     problem = () if writes_none else check_output_dir(asked, inputs)
     plan = replace(plan, warnings=(*problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
@@ -126,6 +130,28 @@ def rank_memory_bytes(plan: Plan, machine: Machine) -> int:
     return machine.memory_bytes // len(plan.ranks)
 
 
+def plan_storage(
+    given: ParsedSettings[TrainSettings], inputs: PlanInputs
+) -> tuple[ParsedSettings[TrainSettings], Decision]:
+    """Return the settings with a folder that has what a plan needs of a run in storage, and where the run is copied to.
+
+    Raises `UserError`.
+    """
+    from train.checkpoint.store import RunStore
+
+    settings, source, url = given.values, given.sources["output_dir"], given.texts["output_dir"]
+    looked_at = settings.output_dir.with_name(f"{settings.output_dir.name}-plan")
+    if settings.parallelism == "fsdp" and inputs.node_group.nnodes > 1:
+        raise UserError(f"{printable(source)}: each node writes a part of a sharded model. Set it to a shared folder.")
+    if is_first_rank_here(inputs):
+        store = RunStore(url, looked_at, source)
+        if run := store.run_to_open(settings.run_name, settings.resume):
+            store.read(run, tensors=False)
+    reason = f"copied to {printable(settings.output_dir)}, each checkpoint uploaded while the run trains"
+    decision = Decision("output", printable(url), reason, Source.USER, source)
+    return replace(given, values=replace(settings, output_dir=looked_at)), decision
+
+
 def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:
     """Return a warning if rank 0 cannot write its run's folder here, or not for long.
 
@@ -138,7 +164,7 @@ def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -
     why = why_not_writable(folder)
     source = given.sources.get("output_dir", f"TRAIN_OUTPUT_DIR={folder}")
     if not why:
-        place = volatile_place(ROOT, folder)
+        place = "" if URL.match(given.texts.get("output_dir", "")) else volatile_place(ROOT, folder)
         target = printable(str(folder.absolute()))
         advice = f"Bind a folder there: docker run -v $PWD/runs:{target}, or apptainer run --bind $PWD/runs:{target}."
         line = f"{printable(source)}: is in {place}, and its files are lost with the container. {advice}"

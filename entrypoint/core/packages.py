@@ -25,7 +25,7 @@ def package_version(name: str) -> str:
 
 # By extra, the modules that the code imports (pyproject.toml has the packages).
 EXTRAS = {
-    "train": ("torch", "torchvision", "numpy", "PIL", "safetensors", "rich"),
+    "train": ("torch", "torchvision", "filelock", "numpy", "PIL", "safetensors", "rich"),
     "tensorboard": ("tensorboard",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino", "onnx", "onnxscript"),

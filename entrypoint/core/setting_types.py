@@ -48,7 +48,10 @@ def about(  # noqa: PLR0913  # a keyword for each rule
 # A path in a text, for settings that also accept words.
 PathText = Annotated[str, Meta(title="a path")]
 WordOrPath = Annotated[str, Meta(title="a word or a path")]
+URL_TITLE = "a path or a URL"
+PathOrUrl = Annotated[Path, Meta(title=URL_TITLE)]
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+SECRET_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*:[^@]*@", re.IGNORECASE)
 BOOLEANS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -86,8 +89,15 @@ def find_text_problem(text: str, annotation: Any) -> str:
     kinds = {strip_meta(member) for member in union_members(annotation)}
     if text != text.strip() and kinds & {str, Path}:
         return "begins or ends with a blank or a line break. Remove it."
-    if takes_paths(annotation) and URL.match(text):
-        return "is a URL, and a path is needed. Copy or mount what is there. TRAIN_DATASET=hf:URL reads parquet files."
+    if not takes_paths(annotation) or not URL.match(text):
+        return ""
+    if not any(expected_text(member) == URL_TITLE for member in union_members(annotation)):
+        return (
+            "is a URL, and a path is needed. Copy or mount what is there. TRAIN_DATASET=hf:URL reads parquet files, and"
+            " TRAIN_OUTPUT_DIR=URL keeps runs in object storage."
+        )
+    if SECRET_IN_URL.match(text):
+        return "has a password in it, which logs would show. Set the variables of that storage."
     return ""
 
 

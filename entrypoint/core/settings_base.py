@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.secret_names import value_to_show
 from entrypoint.core.setting_types import (
+    SECRET_IN_URL,
     SettingRules,
     expected_text,
     find_text_problem,
@@ -107,7 +108,8 @@ def read_settings(
     for name, source in written.items():
         text, annotation = source.split("=", 1)[1], annotations_of(model)[name]
         if problem := find_text_problem(text, annotation):
-            errors.append(f"{source.split('=', 1)[0]}={printable(text)}: {problem}")
+            shown = "(hidden)" if SECRET_IN_URL.match(text) else printable(text)
+            errors.append(f"{source.split('=', 1)[0]}={shown}: {problem}")
             continue
         if takes_paths(annotation):
             text = with_home(text, environ.get("HOME", ""))

@@ -29,15 +29,15 @@ one, = task.resources
 secrets = {name: value.get_secret_value() for name, value in task.secrets.items()}
 print(json.dumps({"nodes": task.num_nodes, "command": task.run, "environment": task.envs | secrets,
     "spot": one.use_spot, "recovery": one.job_recovery, "image": one.extract_docker_image(),
-    "files": task.file_mounts, "runs": task.storage_mounts["/runs"].mode.value,
-    "options": one.cluster_config_overrides}))
+    "files": task.file_mounts, "options": one.cluster_config_overrides}))
 """
 DSTACK = """
 import json, sys, yaml
 from dstack._internal.core.models.configurations import parse_apply_configuration
 from dstack._internal.utils.interpolator import VariablesInterpolator
 task = parse_apply_configuration(yaml.safe_load(open(sys.argv[1])))
-known = VariablesInterpolator({"dstack": {"node_rank": "1"}, "secrets": {"pets_key": "key"}})
+secrets = {"pets_key": "key", "aws_id": "id", "aws_key": "s3"}
+known = VariablesInterpolator({"dstack": {"node_rank": "1"}, "secrets": secrets})
 print(json.dumps({"nodes": task.nodes, "command": task.commands[0], "spot": task.spot_policy.value == "spot",
     "environment": {name: known.interpolate_or_error(value) for name, value in task.env.as_dict().items()},
     "volumes": {one.path: known.interpolate_or_error(one.name) for one in task.volumes},
@@ -66,7 +66,7 @@ def check_second_node(found: dict[str, Any], launch: str) -> None:
     group = detect_node_group(read_launch_settings(environ, {}), environ, detect_job(environ))
     assert (group.nnodes, group.node_rank) == (found["nodes"], 1)
     assert environ["ENTRYPOINT_JOB_KEY"] == "key"
-    assert (environ["TRAIN_RESUME"], environ["TRAIN_OUTPUT_DIR"]) == ("auto", "/runs")
+    assert (environ["TRAIN_RESUME"], environ["TRAIN_OUTPUT_DIR"]) == ("auto", "s3://example-runs")
     program, *words = found["command"].split()
     parsed = parse_command_line(words, in_image=True)
     assert (program, parsed.command, set(parsed.flags)) == ("entrypoint", "train", {"TRAIN_MODEL", "TRAIN_EPOCHS"})
@@ -78,7 +78,6 @@ def test_skypilot_reads_its_file(tmp_path: Path) -> None:
     check_second_node(found, "SkyPilot")
     assert found["recovery"]["recover_on_exit_codes"] == [ExitCode.PREEMPTED]
     assert found["files"] == {"/data": "s3://example-pets"}
-    assert found["runs"] == "MOUNT_CACHED"
     assert found["image"] == "registry.example.org/reference-training:cpu"
     assert found["options"] == {"docker": {"run_options": ["--user=0"]}}
 
@@ -86,6 +85,7 @@ def test_skypilot_reads_its_file(tmp_path: Path) -> None:
 def test_dstack_reads_its_file(tmp_path: Path) -> None:
     found = parse("dstack", DSTACK, "dstack/train.dstack.yml", tmp_path)
     check_second_node(found, "dstack task of 2 nodes")
-    assert found["volumes"] == {"/data": "pets-data-1", "/runs": "pets-runs-1"}
+    assert found["volumes"] == {"/data": "pets-data-1"}
+    assert found["environment"]["AWS_SECRET_ACCESS_KEY"] == "s3"
     assert found["retry"] == ["error", "interruption", "no-capacity"]
     assert found["stop_s"] > LaunchSettings().grace_period_s

@@ -224,6 +224,10 @@ def test_components_reach_pods_of_every_kind(overlay: str) -> None:
         if one["kind"] in ("MPIJob", "TrainJob")
     ]
     assert ranks == [8] * len(ranks), "a rank for each GPU"
+    if overlay != "mpijob":
+        assert "runs" not in find_all(found, "claimName"), "the runs are in a bucket"
+        (output,) = {one["value"] for env in find_all(found, "env") for one in env if one["name"] == "TRAIN_OUTPUT_DIR"}
+        assert output == "s3://example-runs"
     image = "ssh" if overlay == "mpijob" else "cuda"
     assert set(find_all(found, "image")) == {f"registry.example.org/reference-training:{image}"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -102,3 +103,30 @@ def test_missing_node_ends_the_other_with_4(cluster: Cluster, late: int) -> None
     assert one.code(60) == 4, one.text()
     missing = "rank 0 at node1, port" if late == 0 else "rank 1 did not join within 4 s"
     assert missing in one.text().splitlines()[-1]
+
+
+def test_run_in_storage_goes_on_on_other_machines(cluster: Cluster, accuracy: float) -> None:
+    """Each start has new caches: of a run whose machines were lost, storage has what was uploaded."""
+    place = {"TRAIN_OUTPUT_DIR": f"file://{cluster.folder}/bucket", "TRAIN_RESUME": "auto", "LAUNCH_NNODES": "2"}
+
+    def start(machines: str) -> list[Started]:
+        caches = [str(cluster.folder / f"{machines}{number}") for number in (0, 1)]
+        return [agent(cluster, number, **place, XDG_CACHE_HOME=cache) for number, cache in enumerate(caches)]
+
+    first = start("first")
+    first[0].wait_for("epoch 5/40  train loss")
+    assert list(cluster.folder.glob("bucket/many/checkpoint/step-*/SHA256SUMS")), "what was saved before is there"
+    assert cluster.signal("node2", "--module train", signal.SIGKILL) == 1
+    assert [one.code(60) for one in first] == [5, 5], first[0].text()
+    second = start("second")
+    second[0].wait_for("resuming from ")
+    second[0].wait_for("train loss")
+    for node in ("node1", "node2"):
+        cluster.signal(node, "ep-agent", signal.SIGTERM)
+    assert [one.code(60) for one in second] == [75, 75], second[0].text()
+    assert f"is saved in file://{cluster.folder}/bucket/many/checkpoint" in second[0].text() + second[1].text()
+    third = start("third")
+    assert [one.code() for one in third] == [0, 0], third[0].text()[-3000:]
+    assert re.search(r"resuming from \S+/checkpoint/step-\d+", third[0].text())
+    (summary,) = cluster.folder.glob("third0/reference-training/runs/*/many/summary.json")
+    assert json.loads(summary.read_text())["test_accuracy"] == pytest.approx(accuracy, abs=0.5)

@@ -21,6 +21,9 @@ from train.preemption import OF_ANOTHER_RANK, STOP_CONTROLLER, Preempted
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.trackers import PREEMPTED
 
+# What is left of the grace period for the end of all ranks, after an upload.
+UPLOAD_MARGIN_S = 2.0
+
 
 def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
     """Save a checkpoint of the current step, then raise `Preempted`.
@@ -42,11 +45,29 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
     if run.metrics:
         run.metrics.close()
         run.metrics.end_tracker(PREEMPTED)
+    try:
+        place = f"{finish_upload(run)}/{folders.FOLDER}"
+    except UserError as error:
+        place = f"{run.folder / folders.FOLDER} alone ({error})"
     run.group.drain()
     raise Preempted(
-        f"stopped by {reason}: step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}."
-        " Run it again with TRAIN_RESUME=auto."
+        f"stopped by {reason}: step {run.trainer.state.step} is saved in {place}. Run it again with TRAIN_RESUME=auto."
     )
+
+
+def finish_upload(run: TrainingRun) -> str:
+    """Upload the rest of a run in object storage, within the grace period of a stop, while all ranks wait.
+
+    Return the run's place for its user; raises `UserError` on every rank if something is not uploaded.
+    """
+    if run.group.is_main:
+        run.lock.upload()
+    place, grace_s = None, max(1.0, run.model_builder.plan.grace_period_s - UPLOAD_MARGIN_S)
+    while place is None:
+        place = run.group.run_on_main(
+            lambda: run.lock.finish_upload(run.folder, STOP_CONTROLLER.stopped_at + grace_s), str | None
+        )
+    return place
 
 
 def save_on_signal(run: TrainingRun, epochs: int) -> None:
@@ -83,8 +104,8 @@ def check_run_lock(run: TrainingRun) -> None:
     """Raise `UserError` if another run owns the folder now."""
     if not run.lock.is_held and run.folder.is_dir():
         raise UserError(
-            f"{run.folder}: another run owns this folder now, because this run was suspended."
-            " Start it again with another TRAIN_RUN_NAME; nothing was saved."
+            f"{run.folder}: another run owns this folder now, because it was started later or this one"
+            " was suspended. Start this one again with another TRAIN_RUN_NAME; nothing more was saved."
         )
 
 
@@ -110,6 +131,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     def write() -> None:
         with disk_errors_as_user_errors(folder):
             save_checkpoint(folder, checkpoint, keep, best=best)
+        run.lock.upload()
 
     run.checkpoint_writer.submit(write)
 
@@ -151,6 +173,8 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
             failed = broadcast_value(failed, UserError | None, group)
         if failed:
             raise failed
+        if ranks.is_main:
+            run.lock.upload()
 
     return write
 

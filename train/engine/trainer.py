@@ -17,15 +17,14 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
 from train.data.feeds.choose import build_loader
-from train.data.feeds.loader import BatchLoader
 from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
-from train.distributed.process_group import ProcessGroup, init_process_group, local_process
+from train.distributed.process_group import init_process_group, local_process
 from train.engine.best_weights import use_best_weights
 from train.engine.finish import write_summary
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
-from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
+from train.engine.save_policy import check_weights_finite, finish_upload, save, save_and_exit, save_on_signal
 from train.evaluation.evaluate import MistakeCollector, evaluate
 from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.trained_model import evaluate_trained
@@ -34,6 +33,8 @@ from train.optimization.losses import evaluation_loss
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.preemption_notice import watch_for_notice
 from train.report.live_page import SHOWN
+from train.report.progress import guarded_stdout
+from train.report.stored_run import make_lock
 from train.report.trackers import FAILED
 from train.seeding import seed_python
 from train.settings import TrainSettings
@@ -49,45 +50,42 @@ def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> N
     seed_and_set_determinism(settings)
     data = load_data(settings, plan)
     group = local_process(plan)
-    with build_loader(data, settings, group, plan) or nullcontext() as loader:
-        train_distributed(init_process_group(group, plan), given, plan, data, loader, started)
+    # All ranks wait for rank 0, which acquires it.
+    stale_s = min(STALE_S, plan.collective_timeout_s / 2)
+    lock = make_lock(given, stale_s) if group.is_main else RunLock(stale_s=stale_s)
+    with lock, build_loader(data, settings, group, plan) or nullcontext() as loader:
+        group = init_process_group(group, plan)
+        try:
+            with translate_collective_errors(group.rank, group.peers):
+                if settings.evaluate:
+                    evaluate_trained(settings, plan, data, loader, group)
+                else:
+                    train_run(setup_run(given, plan, data, loader, group, lock), started)
+            group.drain()  # not after a failure, which must be reported without delay
+        finally:
+            group.destroy()
 
 
-def train_distributed(
-    group: ProcessGroup,
-    given: ParsedSettings[TrainSettings],
-    plan: Plan,
-    data: DataSet,
-    loader: BatchLoader | None,
-    started: float,
-) -> None:
-    """Train as one rank of an initialized process group."""
-    settings = given.values
+def train_run(run: TrainingRun, started: float) -> None:
+    """Train a run that is set up, and write what it leaves."""
+    settings = run.settings
     try:
-        # All ranks wait for rank 0, which acquires it.
-        lock = RunLock(stale_s=min(STALE_S, plan.collective_timeout_s / 2))
-        with translate_collective_errors(group.rank, group.peers), lock:
-            if settings.evaluate:
-                evaluate_trained(settings, plan, data, loader, group)
-                group.drain()
-                return
-            run = setup_run(given, plan, data, loader, group, lock)
-            try:
-                deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
-                with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
-                    if settings.checkpoint_every and group.local_rank == 0:
-                        watch_for_notice(settings.preemption)
-                    test, val, best_epoch = train_epochs(run)
-                    write_summary(run, test, val, best_epoch, started)
-            except BaseException:
-                if run.metrics:
-                    run.metrics.end_tracker(FAILED)
-                raise
-            finally:
-                run.progress.close()
-        group.drain()  # not after a failure, which must be reported without delay
+        deadline = first_deadline(settings.max_minutes, run.model_builder.plan.grace_period_s, started, os.environ)
+        with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
+            if settings.checkpoint_every and run.group.local_rank == 0:
+                watch_for_notice(settings.preemption)
+            test, val, best_epoch = train_epochs(run)
+            write_summary(run, test, val, best_epoch, started)
+            place = finish_upload(run)
+            if place != str(run.folder) and run.group.is_main and settings.progress != "off":
+                with guarded_stdout():
+                    print(f"{'uploaded to':14} {place}")
+    except BaseException:
+        if run.metrics:
+            run.metrics.end_tracker(FAILED)
+        raise
     finally:
-        group.destroy()
+        run.progress.close()
 
 
 def seed_and_set_determinism(settings: TrainSettings) -> None:

@@ -109,7 +109,7 @@ def state_of(folder: Path, *, finished: bool) -> str:
         return "trains"
     if finished:
         return "finished"
-    return "stopped" if list_newest_first(folder / FOLDER) else "failed"
+    return "unfinished" if list_newest_first(folder / FOLDER) else "failed"
 
 
 def print_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -29,5 +29,8 @@ def run(invocation: Invocation) -> int:
             raise UserError(f"{variable}={printable(flags[variable])}: has no effect on an export. Leave it out.")
         check_formats(others, "export")
     require_extra("train", name)
+    from train.checkpoint.store import local_run
+
+    source = local_run(source, environ)
     program = {"predict": "train.evaluation.predict", "export": "train.evaluation.exports"}[name]
     replace_process(module_command(program, source, *others), {**with_fallbacks(environ), **settings.as_variables()})

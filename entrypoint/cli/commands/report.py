@@ -19,5 +19,8 @@ def run(invocation: Invocation) -> int:
             f"{command.command}: needs finished runs. Use `entrypoint {command.command} {' '.join(usage)}`."
         )
     require_extra("train", command.command)
-    words = module_command("train.report.show", command.command, *command.words)
+    from train.checkpoint.store import local_run
+
+    named = [local_run(word, invocation.environ, tensors=False) for word in command.words]
+    words = module_command("train.report.show", command.command, *named)
     replace_process(words, with_fallbacks(invocation.environ))

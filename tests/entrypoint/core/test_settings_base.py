@@ -144,7 +144,7 @@ def test_value_of_a_secret_is_not_printed(name: str) -> None:
 
 PATHS = [
     (LaunchSettings, ("log_dir", "secret_file", "python", "tuning_store", "hosts")),
-    (TrainSettings, ("output_dir", "data_dir", "cache_dir", "model_path", "weights", "resume", "evaluate")),
+    (TrainSettings, ("data_dir", "cache_dir", "model_path", "weights", "resume", "evaluate")),
 ]
 
 

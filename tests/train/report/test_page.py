@@ -148,7 +148,7 @@ def test_runs_of_each_state_are_listed(tmp_path: Path, run: Path, capsys: pytest
     states = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
     assert states == {
         "strange": "damaged", "damaged": "damaged", "failed": "failed", "trains": "trains", "again": "trains",
-        "stopped": "stopped", "whole": "finished",
+        "stopped": "unfinished", "whole": "finished",
     }  # fmt: skip
 
 

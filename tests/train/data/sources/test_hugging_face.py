@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
-from urllib.request import Request, urlopen
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, losses
+from tests.train.object_storage import gateway, s3_server
 from train.checkpoint.folder import list_newest_first
 from train.data.decoding.decoder import read_image
 from train.data.sources import hugging_face
@@ -212,66 +210,22 @@ def test_run_is_resumed_and_evaluated(entrypoint: Entrypoint, saved: Path) -> No
     assert result.code == 0, result.err
 
 
-class FailingGateway(BaseHTTPRequestHandler):
-    """Passes requests on to a server, but answers each path's first one with 503."""
-
-    target = ""
-    seen: ClassVar[set[str]] = set()
-
-    def do_GET(self) -> None:
-        if self.path not in self.seen:
-            self.seen.add(self.path)
-            self.send_error(503)
-            return
-        self.answer("GET")
-
-    def do_HEAD(self) -> None:
-        self.answer("HEAD")
-
-    def answer(self, method: str) -> None:
-        request = Request(self.target + self.path, method=method, headers=dict(self.headers))
-        with urlopen(request) as response:
-            content = response.read()
-            self.send_response(response.status)
-            for name, value in response.headers.items():
-                if name.lower() not in ("transfer-encoding", "connection"):
-                    self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the address of a real S3 server with the bucket `pets`, whose variables are set."""
-    server = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    s3 = server.ThreadedMotoServer(port=0)
-    s3.start()
-    host, port = s3.get_host_and_port()
-    address = f"http://{host}:{port}"
-    with urlopen(Request(f"{address}/moto-api/reset", method="POST")):  # what another test has put there
-        pass
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hidden-key", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL": address, "HF_HOME": str(tmp_path / "hf")}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf/datasets")
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", tmp_path / "hf/downloads")
-    yield address
-    s3.stop()
+    with s3_server("pets") as address:
+        yield address
 
 
 def put(folder: Path, split: str, name: str) -> None:
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
-    place = s3fs.S3FileSystem()
-    if not place.exists("pets"):
-        place.mkdir("pets")
     rows_of(folder / split).to_parquet(folder / "x.parquet")
-    place.put(str(folder / "x.parquet"), f"pets/small/{name}")
+    s3fs.S3FileSystem().put(str(folder / "x.parquet"), f"pets/small/{name}")
 
 
 @needs_datasets
@@ -293,14 +247,9 @@ def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, t
 
 
 @needs_datasets
-def test_server_that_is_busy_is_asked_again(bucket: str, image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_is_busy_is_asked_again(bucket: str, image_folder: Path) -> None:
     put(image_folder, "train", "train.parquet")
     put(image_folder, "test", "validation.parquet")
-    gateway = ThreadingHTTPServer(
-        ("127.0.0.1", 0), type("Gateway", (FailingGateway,), {"target": bucket, "seen": set()})
-    )
-    Thread(target=gateway.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{gateway.server_port}")
-    train, test = listed("s3://pets/small")
+    with gateway(bucket, lambda _method, _path, before: "" if before else "busy"):
+        train, test = listed("s3://pets/small")
     assert (len(train), len(test)) == (24, 12)
-    gateway.shutdown()

@@ -1,0 +1,288 @@
+"""Runs in object storage: what is uploaded is whole, one process owns a run, and another machine takes it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.errors import ExitCode, UserError
+from tests.train.checkpoint.saved import model_of, save
+from tests.train.object_storage import gateway, s3_server
+from train.checkpoint.folder import best_checkpoint, list_newest_first
+from train.checkpoint.store import LATEST, NOTHING, OWNER, RunStore, wanted_names
+from train.checkpoint.tensor_files import CheckpointReader
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A place for runs: a folder, or a bucket of a real server."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/bucket/runs"
+        return
+    with s3_server("bucket"):
+        yield "s3://bucket/runs"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, url: str) -> Callable[[str], RunStore]:
+    """Return a process's view of the runs, on a machine of this name."""
+    return lambda name: RunStore(url, tmp_path / name, f"TRAIN_OUTPUT_DIR={url}")
+
+
+def steps(folder: Path) -> list[str]:
+    return [path.name[-2:] for path in list_newest_first(folder / "checkpoint")]
+
+
+def started(store: RunStore, *saved: int) -> Path:
+    """Own the run `a`, and save checkpoints there."""
+    folder = store.copy / "a"
+    folder.mkdir(parents=True, exist_ok=True)
+    store.own("a", is_new=False)
+    (folder / "settings.json").write_text("{}")
+    for step in saved:
+        save(folder / "checkpoint", step, keep=2, best=step == saved[0])
+    return folder
+
+
+def test_another_machine_takes_up_what_was_uploaded(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    folder = started(first, 10, 20, 30)
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard/events").write_text("e")
+    first.push(folder)
+    save(folder / "checkpoint", 40, keep=2)
+    (folder / ".hidden").write_text("h")
+    (folder / "checkpoint/.step-000000050").mkdir()
+    first.push(folder)
+    assert second.run_to_open(None, "auto") == "a"
+    second.read("a", tensors=False)
+    copy = second.copy / "a"
+    assert (steps(copy), (second.copy / LATEST).resolve()) == (["40", "30", "10"], copy)
+    assert not list(copy.rglob("*.safetensors")), "a plan needs none"
+    second.own("a", is_new=False)
+    assert best_checkpoint(copy / "checkpoint").name == "step-000000010"
+    for path in list_newest_first(copy / "checkpoint"):
+        CheckpointReader(path).verify_files()
+    assert model_of(copy / "checkpoint/step-000000040")["w"].eq(40).all()
+    assert (copy / "tensorboard/events").read_text() == "e"
+    assert sorted(path.name for path in copy.rglob(".*")) == [OWNER]
+    assert not {"step-000000010/optimizer.safetensors"} & {str(path) for path in (second.copy / ".a.old").iterdir()}
+
+
+def test_newest_owner_alone_uploads(machine: Callable[[str], RunStore]) -> None:
+    first, second, third = map(machine, ("first", "second", "third"))
+    folder = started(first, 10)
+    first.push(folder)
+    others = started(second, 20)
+    save(folder / "checkpoint", 30)
+    with pytest.raises(UserError, match="another process owns this run now"):
+        first.push(folder)
+    assert first.is_lost
+    second.push(others)
+    assert steps(started(third)) == ["20", "10"]
+
+
+def test_two_processes_that_start_at_once_are_told_apart(machine: Callable[[str], RunStore]) -> None:
+    stores = [machine(f"m{number}") for number in range(2)]
+    before = stores[0].last_owner
+
+    def then_the_other(run: str) -> tuple[int, str]:
+        found = before(run)
+        if not stores[1].owned:
+            stores[1].own(run, is_new=True)
+        return found
+
+    stores[0].last_owner = then_the_other  # type: ignore[method-assign]
+    for store in stores:
+        (store.copy / "a").mkdir(parents=True)
+    stores[0].own("a", is_new=True)
+    assert [store.owned[-1] for store in stores] == ["3", "2"], "what the next owner creates"
+    with pytest.raises(UserError, match="another process begins this run"):
+        machine("m2").own("a", is_new=True)
+
+
+def test_machine_that_owned_a_run_last_keeps_its_copy(machine: Callable[[str], RunStore], tmp_path: Path) -> None:
+    """What could not be uploaded before the end of a process is still there, also if all else is lost."""
+    first = machine("first")
+    folder = started(first, 10)
+    again = machine("first")
+    again.read("b", tensors=False)
+    assert steps(started(again)) == ["10"]
+    again.push(folder)
+    save(folder / "checkpoint", 20)
+    started(machine("second"))
+    assert steps(started(machine("first"))) == ["10"], "another machine was the owner"
+    assert steps(tmp_path / "first/.a.old") == ["20", "10"], "what it had is kept"
+    first.files.rm(first.root, recursive=True)
+    assert steps(started(machine("first"))) == ["10"], "a copy of what storage has lost"
+
+
+def test_answer_that_is_lost_costs_no_copy(machine: Callable[[str], RunStore]) -> None:
+    folder = started(machine("first"), 10)
+    again = machine("first")
+    create = again.files.pipe_file
+
+    def lose_answer(*words: Any, **more: Any) -> None:
+        create(*words, **more)
+        again.files.pipe_file = create
+        raise FileExistsError  # as a client's second try is answered
+
+    again.files.pipe_file = lose_answer
+    again.own("a", is_new=False)
+    assert (steps(folder), again.owned[-1]) == (["10"], "3")
+
+
+def test_checkpoint_that_was_saved_again_replaces_the_old(machine: Callable[[str], RunStore]) -> None:
+    store = machine("first")
+    folder = started(store, 10)
+    store.push(folder)
+    save(folder / "checkpoint", 10, seconds=9.0)
+    store.push(folder)
+    copy = started(machine("second")) / "checkpoint/step-000000010"
+    assert CheckpointReader(copy).metadata.seconds == 9.0
+    CheckpointReader(copy).verify_files()
+
+
+class Busy:
+    """A file system in which something happens while the first tensor file is uploaded."""
+
+    def __init__(self, files: Any, happens: Callable[[], None]) -> None:
+        self.files, self.happens = files, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.files, name)
+
+    def put_file(self, *words: Any) -> None:
+        happens, self.happens = self.happens, lambda: None
+        happens()
+        self.files.put_file(*words)
+
+
+def test_owner_that_comes_during_an_upload_loses_nothing(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    folder = started(first, 10)
+    first.push(folder)
+    save(folder / "checkpoint", 20, keep=1, best=True)
+    first.files = Busy(first.files, lambda: second.push(started(second, 30)))
+    with pytest.raises(UserError, match="another process owns this run now"):
+        first.push(folder)
+    assert steps(started(machine("third"))) == ["30", "10"], "it adds and removes no more"
+
+
+def test_checkpoint_that_goes_during_its_upload_is_whole(machine: Callable[[str], RunStore]) -> None:
+    first = machine("first")
+    folder = started(first, 10)
+    first.push(folder)
+    save(folder / "checkpoint", 20, keep=1, best=True)
+
+    def go_on() -> None:
+        for step in (30, 40):
+            save(folder / "checkpoint", step, keep=1, best=True)
+
+    def newest_there(name: str) -> Path:
+        reader = machine(name)
+        reader.read("a", tensors=True)
+        (path,) = list_newest_first(reader.copy / "a/checkpoint")
+        CheckpointReader(path).verify_files()
+        return path
+
+    first.files = Busy(first.files, go_on)
+    first.push(folder)
+    assert newest_there("second").name.endswith("20"), "and the one before went once it was whole"
+    first.push(folder)
+    assert newest_there("third").name.endswith("40"), "what is newest comes next"
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class Dying:
+    """A file system whose process is killed at its n-th change."""
+
+    def __init__(self, files: Any, changes: int) -> None:
+        self.files, self.left = files, changes
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("pipe_file", "put_file", "rm_file"):
+            return getattr(self.files, name)
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return getattr(self.files, name)
+
+
+def test_kill_at_any_moment_of_an_upload_loses_nothing(tmp_path: Path) -> None:
+    """At each change: a fresh machine finds a whole checkpoint, the old or the new one, and half of none."""
+    newest = []
+    for changes in range(40):
+        url = f"file://{tmp_path}/{changes}/bucket"
+        first, second = (RunStore(url, tmp_path / f"{changes}/{name}", url) for name in ("first", "second"))
+        folder = started(first, 10)
+        first.push(folder)
+        save(folder / "checkpoint", 10, keep=1, best=True, seconds=9.0)
+        save(folder / "checkpoint", 20, keep=1, best=True)
+        first.files = Dying(first.files, changes)
+        try:
+            first.push(folder)
+            ended = True
+        except Killed:
+            ended = False
+        copy = started(second)
+        for path in list_newest_first(copy / "checkpoint"):
+            CheckpointReader(path).verify_files()
+        newest.append(steps(copy)[0])
+        if ended:
+            break
+    assert ended
+    assert newest == sorted(newest), "once uploaded, it stays"
+    assert set(newest) == {"10", "20"}
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("nosuch://x/y", "Protocol not known: nosuch"),
+        ("file:///proc/none/x", "cannot be written"),
+        ("s3://", "names no bucket"),
+        ("simplecache::s3://bucket/x", "names no bucket"),
+    ],
+)
+def test_storage_that_cannot_be_used_is_one_line(url: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem) as raised:
+        started(RunStore(url, tmp_path, f"TRAIN_OUTPUT_DIR={url}"))
+    assert str(raised.value).startswith(f"TRAIN_OUTPUT_DIR={url}: ")
+    assert raised.value.code == (ExitCode.USAGE if "names" in problem else ExitCode.MACHINE)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "a\\..\x01"])
+def test_objects_with_names_that_lead_out_are_left_there(name: str) -> None:
+    found = [f"/runs/a/{name}", "/runs/a/settings.json", "/runs/ab/settings.json"]
+    assert wanted_names(found, "/runs/a", NOTHING) == ["settings.json"]
+
+
+def test_busy_server_is_asked_again_and_cut_answers_are_errors(tmp_path: Path) -> None:
+    with s3_server("bucket") as address:
+        store = RunStore("s3://bucket/runs", tmp_path / "first", "TRAIN_OUTPUT_DIR=s3://bucket/runs")
+        store.push(started(store, 10))
+        with gateway(address, lambda _method, _path, before: "" if before else "busy"):
+            copy = started(RunStore("s3://bucket/runs", tmp_path / "second", "X"))
+            CheckpointReader(copy / "checkpoint/step-000000010").verify_files()
+            owner = RunStore("s3://bucket/runs", tmp_path / "second", "X")
+            save(started(owner) / "checkpoint", 20)
+            owner.push(copy)
+        assert steps(started(RunStore("s3://bucket/runs", tmp_path / "again", "X"))) == ["20", "10"]
+        cut = gateway(address, lambda method, path, _: "cut" if method == "GET" and "model" in path else "")
+        with cut, pytest.raises(UserError, match="cannot be written"):
+            started(RunStore("s3://bucket/runs", tmp_path / "third", "X"))
+        expired = gateway(address, lambda method, *_: "expired" if method == "GET" else "")  # HEAD has no words
+        with expired, pytest.raises(UserError, match="token has expired") as raised:
+            started(RunStore("s3://bucket/runs", tmp_path / "fourth", "X"))
+        assert "hidden-key" not in str(raised.value)
+        with pytest.raises(UserError, match="bucket does not exist"):
+            started(RunStore("s3://gone/runs", tmp_path / "fifth", "X"))
+    assert "hidden-key" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*.json"))

@@ -1,0 +1,104 @@
+"""The lock of a run whose folder is in object storage, which uploads the folder while the run trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from entrypoint.core.console import log
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.setting_types import URL
+from entrypoint.core.settings_base import ParsedSettings
+from train.checkpoint.store import RunStore
+from train.lock_file import RunLock
+from train.report.metrics import disk_errors_as_user_errors
+from train.settings import TrainSettings
+
+# The other ranks wait in a collective, which has a time limit, so long at once.
+POLL_S = 5.0
+
+
+class StoredRunLock(RunLock):
+    """A lock on a run's folder here, and on the run in storage.
+
+    One thread uploads. What is saved meanwhile is uploaded next. The end of the process does not wait for it.
+    """
+
+    def __init__(self, store: RunStore, stale_s: float) -> None:
+        super().__init__(stale_s)
+        self.store, self.change = store, threading.Condition()
+        self.asked = self.done = 0
+        self.error: UserError | None = None
+        self.is_new = False
+
+    def acquire(self, folder: Path) -> None:
+        """Lock the folder here, then the run in storage, and copy it, once; raises `UserError` and OSError."""
+        if self.folder != folder:
+            self.__exit__(None, None, None)  # of a run that has no checkpoint to resume from
+            super().acquire(folder)
+            self.store.own(folder.name, is_new=self.is_new)
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether no other process has taken the run since."""
+        return super().is_held and not self.store.is_lost
+
+    def upload(self) -> None:
+        """Begin to upload what is new, or what is new when the upload ends that goes on."""
+        with self.change:
+            if not self.asked:
+                threading.Thread(target=self.run, daemon=True).start()
+            self.asked += 1
+            self.change.notify_all()
+
+    def run(self) -> None:
+        """Upload whenever it is asked for; the first failure of several is printed, and all are tried again."""
+        while self.folder:
+            with self.change:
+                self.change.wait_for(lambda: self.asked > self.done)
+                asked, before, self.error = self.asked, self.error, None
+            try:
+                self.store.push(self.folder)
+            except UserError as error:
+                self.error = error
+                if not before and not self.store.is_lost:
+                    log(f"warning: {error} Training goes on.")
+            with self.change:
+                self.done = asked
+                self.change.notify_all()
+
+    def finish_upload(self, folder: Path, until: float) -> str | None:
+        """Wait for the last upload, at most `POLL_S` seconds; return the run's place in storage, None if it goes on.
+
+        Raises `UserError` if it failed, or if it goes on after `until` (time.monotonic()).
+        """
+        with self.change:
+            is_over = self.change.wait_for(
+                lambda: self.done == self.asked, max(0.0, min(POLL_S, until - time.monotonic()))
+            )
+        if not is_over and time.monotonic() < until:
+            return None
+        error = self.error if is_over else f"{self.store.url}: the time was too short."
+        if error:
+            raise UserError(f"{error} The run is whole in {folder} alone.", ExitCode.MACHINE)
+        return f"{self.store.url}/{folder.name}"
+
+
+def make_lock(parsed: ParsedSettings[TrainSettings], stale_s: float) -> RunLock:
+    """Return the lock of a run that is still to be opened, of one in storage after its files were copied.
+
+    Raises `UserError` for a storage that cannot be used.
+    """
+    url, settings = parsed.texts.get("output_dir", ""), parsed.values
+    if not URL.match(url) or settings.evaluate:
+        return RunLock(stale_s=stale_s)
+    store = RunStore(url, settings.output_dir, parsed.sources["output_dir"])
+    lock = StoredRunLock(store, stale_s)
+    if run := store.run_to_open(settings.run_name, settings.resume):
+        folder = settings.output_dir / run
+        with disk_errors_as_user_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(folder)
+    lock.is_new = True  # another folder that it is to lock
+    return lock
