@@ -81,10 +81,9 @@ class RunStore:
     def run_to_open(self, run_name: str | None, resume: str) -> str:
         """Return the run to write to or to resume, empty for a new one without a name."""
         with self.errors("read"):
-            self.files.find(self.root, maxdepth=1)  # an error for a bucket that is not there
+            latest = self.text(LATEST).strip()  # asked for in any case: an error comes before a run begins
             if run_name or resume != "auto":
                 return run_name or ""
-            latest = self.text(LATEST).strip()
             if not NAME.fullmatch(latest) or latest == LATEST:
                 return ""
             self.copy.mkdir(parents=True, exist_ok=True)
