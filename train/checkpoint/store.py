@@ -131,9 +131,17 @@ class RunStore:
     def copy_files(self, run: str, left_out: re.Pattern[str]) -> None:
         """Copy the files of a run to this machine; raises what fsspec raises."""
         base = f"{self.root}/{run}".rstrip("/")
-        names = wanted_names(self.files.find(base), base, left_out)
-        if names:
-            self.files.get([f"{base}/{name}" for name in names], [str(self.copy / run / name) for name in names])
+        for is_last in (False, False, True):  # what is removed meanwhile is no longer listed
+            names = wanted_names(self.files.find(base), base, left_out)
+            here = [str(self.copy / run / name) for name in names]
+            try:
+                if names:
+                    self.files.get([f"{base}/{name}" for name in names], here)
+            except FileNotFoundError:
+                if is_last:
+                    raise
+            else:
+                return
 
     def read(self, run: str = "", *, tensors: bool) -> None:
         """Copy a run, or all of them, for a reader, unless nothing has changed there since the last time."""

@@ -196,6 +196,25 @@ def test_checkpoint_that_goes_during_its_upload_is_whole(machine: Callable[[str]
     assert newest_there("third").name.endswith("40"), "what is newest comes next"
 
 
+def test_checkpoint_that_is_removed_during_a_download(machine: Callable[[str], RunStore]) -> None:
+    first = machine("first")
+    first.push(started(first, 10, 20))
+    second = machine("second")
+    find = second.files.find
+
+    def find_and_remove(*words: Any, **more: Any) -> Any:
+        listed = find(*words, **more)
+        second.files.find = find
+        first.files.rm([path for path in listed if "step-000000010" in path])
+        return listed
+
+    second.files.find = find_and_remove
+    second.copy_files("a", NOTHING)
+    newest, *others = list_newest_first(second.copy / "a/checkpoint")
+    CheckpointReader(newest).verify_files()
+    assert (newest.name[-2:], [(path / "SHA256SUMS").exists() for path in others]) in (("20", []), ("20", [False]))
+
+
 class Killed(BaseException):
     """The end of a process."""
 
