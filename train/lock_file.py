@@ -51,7 +51,7 @@ class RunLock:
     def acquire(self, folder: Path) -> None:
         """Lock a folder, also if the lock is stale; raises `UserError` if its holder is alive, and OSError.
 
-        A holder on this machine that has gone is known at once; another one is waited for.
+        A holder in this PID namespace that has gone is known at once; another one is waited for.
         """
         path = folder / LOCK_NAME
         if exists(path) and not is_file(path):
@@ -81,7 +81,7 @@ class RunLock:
     @property
     def is_held(self) -> bool:
         """Return whether this process still holds the lock."""
-        return self.lease is not None and self.lease.is_lock_held_by_us
+        return self.lease is not None and getattr(self.lease.owner, "token", "") == self.lease.token
 
 
 @contextmanager

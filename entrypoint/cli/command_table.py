@@ -134,7 +134,6 @@ COMMANDS: Mapping[str, Command] = {
         switches=("json",),
     ),
     "init": Command(module="init", help="write a TOML file with the settings that users change", words=" [FILE]"),
-    "settings": Command(module="settings", help="list all settings"),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
 }
 

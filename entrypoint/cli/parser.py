@@ -134,7 +134,7 @@ def general_help(word: str) -> str:
         return overview()
     if word == "--version":
         return f"entrypoint {package_version(PROJECT) or '(not installed)'}"
-    return help_all(all_groups().values()) if word == "--help-all" else ""
+    return help_all(all_groups().values()) if word in ("--help-all", "settings") else ""
 
 
 def take_flags(words: deque[str], fields: Mapping[str, SettingField | None]) -> list[str]:

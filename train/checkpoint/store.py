@@ -7,12 +7,14 @@ owns the run. The one before then uploads no more.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,6 +33,7 @@ OWNER_NUMBER = re.compile(rf".*/{re.escape(OWNER)}-(\d+)", re.ASCII | re.DOTALL)
 # What is not copied.
 NOTHING, TENSORS = re.compile("(?!)"), re.compile(r".*\.safetensors", re.DOTALL)
 OF_CHECKPOINTS = re.compile(rf"{checkpoints.FOLDER}/.*\.safetensors", re.DOTALL)
+PIN_TRIES = 9
 # A name that cannot lead out of the folder.
 NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,80}")
 STEP_FOLDER = re.compile(rf"(?:.*/)?{checkpoints.FOLDER}/(step-\d+)/[^/]+", re.ASCII | re.DOTALL)
@@ -104,13 +107,14 @@ class RunStore:
         folder, token = self.copy / run, os.urandom(8).hex()
         with self.errors("written"):
             number, before = self.last_owner(run)
-            if number and is_new:
-                raise UserError(f"{self.url}/{run}: another process begins this run. Set TRAIN_RUN_NAME.")
             tokens = read_regular(folder / OWNER).split() if is_file(folder / OWNER) else []
-            atomic_write_text(folder / OWNER, "\n".join([*tokens, token]))  # first: a kill loses no copy
+            if before in ("", *tokens):  # then the copy here is whole, also if this process is killed now
+                atomic_write_text(folder / OWNER, "\n".join([*tokens, token]))
             last = before
-            while last != token:  # else an answer was lost
-                with suppress(FileExistsError):
+            while last != token:
+                if number and is_new:
+                    raise UserError(f"{self.url}/{run}: another process begins this run. Set TRAIN_RUN_NAME.")
+                with suppress(FileExistsError):  # another process was faster, or an answer was lost
                     self.files.pipe_file(f"{self.root}/{run}/{OWNER}-{number + 1}", token.encode(), mode="create")
                 number, last = self.last_owner(run)
                 before = before if last == token else last
@@ -118,14 +122,15 @@ class RunStore:
             if before and before not in tokens:
                 self.move_aside(folder)
                 self.copy_files(run, NOTHING)
+                atomic_write_text(folder / OWNER, token)
 
     def move_aside(self, folder: Path) -> None:
-        """Keep an older copy of a run under another name, in place of one before."""
-        old = folder.with_name(f".{folder.name}.old")
+        """Keep an older copy of a run under another name, in place of one before; OWNER goes first."""
+        old = folder.with_name(f".{folder.name}.{'old' if exists(folder / OWNER) else 'partial'}")
         checkpoints.remove_tree(old)
         old.mkdir()
-        for name in os.listdir(folder):
-            if name not in (LOCK_NAME, OWNER):
+        for name in sorted(os.listdir(folder)):
+            if name != LOCK_NAME:
                 (folder / name).rename(old / name)
 
     def copy_files(self, run: str, left_out: re.Pattern[str]) -> None:
@@ -154,6 +159,7 @@ class RunStore:
             state = [(path, about["size"], about.get("ETag", about.get("mtime"))) for path, about in there.items()]
             digest = hashlib.blake2b(repr((left_out, state)).encode()).hexdigest()
             if not is_file(mark) or read_regular(mark) != digest:
+                checkpoints.remove_tree(mark)
                 checkpoints.remove_tree(self.copy / run)
                 self.copy_files(run, left_out)
                 atomic_write_text(mark, digest)
@@ -176,29 +182,32 @@ class RunStore:
         with self.errors("written"):
             for path in self.pin(folder / checkpoints.FOLDER, pinned):
                 self.push_checkpoint(path, f"{folder.name}/{checkpoints.FOLDER}/{path.name}")
-            best = folder / checkpoints.FOLDER / checkpoints.BEST
-            name = checkpoints.best_checkpoint(best.parent).name
-            if exists(best) and exists(pinned / name):
-                self.mine.pipe_file(f"{self.root}/{folder.name}/{checkpoints.FOLDER}/{best.name}", name.encode())
+            best = pinned / checkpoints.BEST
+            if exists(best):
+                name = checkpoints.best_checkpoint(pinned).name.encode()
+                self.mine.pipe_file(f"{self.root}/{folder.name}/{checkpoints.FOLDER}/{best.name}", name)
             self.push_files(folder)
             self.mine.pipe_file(f"{self.root}/{LATEST}", folder.name.encode())
-            kept = {path.name for path in checkpoints.list_newest_first(best.parent)} | set(os.listdir(pinned))
-            self.remove_others(f"{folder.name}/{checkpoints.FOLDER}", kept)
+            kept = {path.name for path in checkpoints.list_newest_first(folder / checkpoints.FOLDER)}
+            self.remove_others(f"{folder.name}/{checkpoints.FOLDER}", kept | set(os.listdir(pinned)))
 
     def pin(self, folder: Path, pinned: Path) -> list[Path]:
-        """Return hard links of the newest checkpoint and the best one, which the run may remove meanwhile."""
-        checkpoints.remove_tree(pinned)
-        pinned.mkdir()
-        while True:
-            whole = list(filter(checkpoints.is_checkpoint, checkpoints.list_newest_first(folder)))
+        """Return hard links of the newest checkpoint and the best one, which the run may remove meanwhile.
+
+        Where there are no links they are copies. Raises OSError.
+        """
+        for link in [*[os.link] * PIN_TRIES, *[shutil.copy2] * PIN_TRIES]:
+            checkpoints.remove_tree(pinned)
+            pinned.mkdir()
             best = checkpoints.best_checkpoint(folder)
-            try:
+            whole = list(filter(checkpoints.is_checkpoint, checkpoints.list_newest_first(folder)))
+            with suppress(shutil.Error, FileNotFoundError):  # of one that is removed just now
                 for path in [*whole[:1], *(path for path in whole[1:] if path.name == best.name)]:
-                    shutil.copytree(path, pinned / path.name, copy_function=os.link, dirs_exist_ok=True)
-            except (shutil.Error, FileNotFoundError, FileExistsError):  # it was removed just now
-                checkpoints.remove_tree(pinned)
-                continue
-            return sorted(pinned.iterdir(), reverse=True)
+                    shutil.copytree(path, pinned / path.name, copy_function=link)  # type: ignore[arg-type]
+                if exists(pinned / best.name):
+                    checkpoints.point_to_best(pinned / best.name)
+                return checkpoints.list_newest_first(pinned)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(pinned))
 
     def push_checkpoint(self, path: Path, name: str) -> None:
         """Upload the files of a checkpoint that differ from what is there."""
@@ -217,9 +226,10 @@ class RunStore:
 
     def push_files(self, folder: Path) -> None:
         """Upload the files of a run besides its checkpoints, where they changed."""
-        for path in folder.rglob("[!.]*"):
+        others = [place for place in folder.glob("[!.]*") if place.name != checkpoints.FOLDER]
+        for path in chain(others, *(place.rglob("[!.]*") for place in others)):
             name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
-            if not path.is_file() or folder / checkpoints.FOLDER in path.parents:
+            if not path.is_file():
                 continue
             state = (path.stat().st_size, path.stat().st_mtime_ns)
             if self.sent.get(name) != state:

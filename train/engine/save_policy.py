@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
@@ -46,7 +48,7 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         run.metrics.close()
         run.metrics.end_tracker(PREEMPTED)
     try:
-        place = f"{finish_upload(run)}/{folders.FOLDER}"
+        place = f"{finish_upload(run, time.monotonic())}/{folders.FOLDER}"
     except UserError as error:
         place = f"{run.folder / folders.FOLDER} alone ({error})"
     run.group.drain()
@@ -55,17 +57,19 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
     )
 
 
-def finish_upload(run: TrainingRun) -> str:
+def finish_upload(run: TrainingRun, stopped_at: float = math.inf) -> str:
     """Upload the rest of a run in object storage, within the grace period of a stop, while all ranks wait.
 
-    Return the run's place for its user; raises `UserError` on every rank if something is not uploaded.
+    `stopped_at` is when another rank's stop reached this one (time.monotonic()). Return the run's place for its user;
+    raises `UserError` on every rank if something is not uploaded.
     """
     if run.group.is_main:
         run.lock.upload()
     place, grace_s = None, max(1.0, run.model_builder.plan.grace_period_s - UPLOAD_MARGIN_S)
     while place is None:
         place = run.group.run_on_main(
-            lambda: run.lock.finish_upload(run.folder, STOP_CONTROLLER.stopped_at + grace_s), str | None
+            lambda: run.lock.finish_upload(run.folder, min(stopped_at, STOP_CONTROLLER.stopped_at) + grace_s),
+            str | None,
         )
     return place
 

@@ -59,8 +59,6 @@ def advise(summary: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]
             f"The {name} loss was lowest after epoch {epoch} and rose since. Try TRAIN_AUGMENT, TRAIN_WEIGHT_DECAY or"
             " TRAIN_EARLY_STOPPING."
         )
-    if summary.get("images_skipped"):
-        advice.append(f"{summary['images_skipped']:,} images could not be read and were left out.")
     return advice
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.paths import exists
 from entrypoint.core.setting_types import URL
 from entrypoint.core.settings_base import ParsedSettings
-from train.checkpoint.store import RunStore
+from train.checkpoint.store import OWNER, RunStore
 from train.lock_file import RunLock
 from train.report.metrics import disk_errors_as_user_errors
 from train.settings import TrainSettings
@@ -37,7 +38,7 @@ class StoredRunLock(RunLock):
         if self.folder != folder:
             self.__exit__(None, None, None)  # of a run that has no checkpoint to resume from
             super().acquire(folder)
-            self.store.own(folder.name, is_new=self.is_new)
+            self.store.own(folder.name, is_new=self.is_new and not exists(folder / OWNER))
 
     @property
     def is_held(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,25 @@ def started(store: RunStore, *saved: int) -> Path:
     return folder
 
 
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class Busy:
+    """A file system in which something happens while the first tensor file is uploaded."""
+
+    def __init__(self, files: Any, happens: Callable[[], object]) -> None:
+        self.files, self.happens = files, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.files, name)
+
+    def put_file(self, *words: Any) -> None:
+        happens, self.happens = self.happens, lambda: None
+        happens()
+        self.files.put_file(*words)
+
+
 def test_another_machine_takes_up_what_was_uploaded(machine: Callable[[str], RunStore]) -> None:
     first, second = machine("first"), machine("second")
     folder = started(first, 10, 20, 30)
@@ -69,7 +90,6 @@ def test_another_machine_takes_up_what_was_uploaded(machine: Callable[[str], Run
     assert model_of(copy / "checkpoint/step-000000040")["w"].eq(40).all()
     assert (copy / "tensorboard/events").read_text() == "e"
     assert sorted(path.name for path in copy.rglob(".*")) == [OWNER]
-    assert not {"step-000000010/optimizer.safetensors"} & {str(path) for path in (second.copy / ".a.old").iterdir()}
 
 
 def test_newest_owner_alone_uploads(machine: Callable[[str], RunStore]) -> None:
@@ -85,23 +105,75 @@ def test_newest_owner_alone_uploads(machine: Callable[[str], RunStore]) -> None:
     assert steps(started(third)) == ["20", "10"]
 
 
-def test_two_processes_that_start_at_once_are_told_apart(machine: Callable[[str], RunStore]) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_two_processes_that_start_at_once_are_told_apart(machine: Callable[[str], RunStore], *, is_new: bool) -> None:
     stores = [machine(f"m{number}") for number in range(2)]
     before = stores[0].last_owner
 
     def then_the_other(run: str) -> tuple[int, str]:
         found = before(run)
         if not stores[1].owned:
-            stores[1].own(run, is_new=True)
+            stores[1].own(run, is_new=is_new)
         return found
 
     stores[0].last_owner = then_the_other  # type: ignore[method-assign]
     for store in stores:
         (store.copy / "a").mkdir(parents=True)
-    stores[0].own("a", is_new=True)
-    assert [store.owned[-1] for store in stores] == ["3", "2"], "what the next owner creates"
-    with pytest.raises(UserError, match="another process begins this run"):
-        machine("m2").own("a", is_new=True)
+    if is_new:
+        with pytest.raises(UserError, match="another process begins this run"):
+            stores[0].own("a", is_new=True)
+    else:
+        stores[0].own("a", is_new=False)
+    assert [store.owned[-1:] for store in stores] == [["3", "2"], ["", "2"]][is_new], "what the next owner creates"
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_download_that_did_not_end_is_made_again(ends: str, machine: Callable[[str], RunStore], tmp_path: Path) -> None:
+    first = machine("first")
+    first.push(started(first, 10, 20))
+    mine = started(machine("second"))  # an older copy, which is kept
+    (mine / "own.txt").write_text("kept")
+    first = machine("first")
+    first.push(started(first, 30))
+    for _ in range(2):
+        second = machine("second")
+        get = second.files.get
+
+        def kill(*words: Any) -> None:
+            if ends == "after":
+                get(*words)  # noqa: B023
+            raise Killed
+
+        second.files.get = kill
+        with pytest.raises(Killed):
+            second.own("a", is_new=False)
+        second.files.get = get
+    assert steps(started(machine("second"))) == ["30", "20"]
+    assert (tmp_path / "second/.a.old/own.txt").read_text() == "kept"
+
+
+def test_disk_without_links_uploads_copies(machine: Callable[[str], RunStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = machine("first")
+    first.push(started(first, 10))
+    assert steps(started(machine("second"))) == ["10"]
+    monkeypatch.setattr("shutil.copy2", refuse)
+    with pytest.raises(UserError, match="cannot be written"):
+        first.push(first.copy / "a")
+
+
+def test_best_checkpoint_is_one_that_is_there(machine: Callable[[str], RunStore]) -> None:
+    first = machine("first")
+    folder = started(first, 10)
+    first.push(folder)
+    save(folder / "checkpoint", 20, keep=1, best=True)
+    first.files = Busy(first.files, lambda: save(folder / "checkpoint", 30, keep=1, best=True))
+    first.push(folder)
+    copy = started(machine("second")) / "checkpoint"
+    assert best_checkpoint(copy) == copy.resolve() / "step-000000020"
 
 
 def test_machine_that_owned_a_run_last_keeps_its_copy(machine: Callable[[str], RunStore], tmp_path: Path) -> None:
@@ -144,21 +216,6 @@ def test_checkpoint_that_was_saved_again_replaces_the_old(machine: Callable[[str
     copy = started(machine("second")) / "checkpoint/step-000000010"
     assert CheckpointReader(copy).metadata.seconds == 9.0
     CheckpointReader(copy).verify_files()
-
-
-class Busy:
-    """A file system in which something happens while the first tensor file is uploaded."""
-
-    def __init__(self, files: Any, happens: Callable[[], None]) -> None:
-        self.files, self.happens = files, happens
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.files, name)
-
-    def put_file(self, *words: Any) -> None:
-        happens, self.happens = self.happens, lambda: None
-        happens()
-        self.files.put_file(*words)
 
 
 def test_owner_that_comes_during_an_upload_loses_nothing(machine: Callable[[str], RunStore]) -> None:
@@ -213,10 +270,6 @@ def test_checkpoint_that_is_removed_during_a_download(machine: Callable[[str], R
     newest, *others = list_newest_first(second.copy / "a/checkpoint")
     CheckpointReader(newest).verify_files()
     assert (newest.name[-2:], [(path / "SHA256SUMS").exists() for path in others]) in (("20", []), ("20", [False]))
-
-
-class Killed(BaseException):
-    """The end of a process."""
 
 
 class Dying:

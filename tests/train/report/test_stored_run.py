@@ -134,6 +134,17 @@ def test_upload_that_outlasts_the_grace_period_is_said(entrypoint: Entrypoint) -
     assert "killed" not in err
 
 
+def test_resume_of_a_folder_needs_a_name_in_storage(entrypoint: Entrypoint, bucket: dict[str, str]) -> None:
+    done = entrypoint("train", env={**SHORT, "TRAIN_RESUME": "off", "TRAIN_OUTPUT_DIR": "runs"})
+    assert done.code == 0, done.err
+    env = {**SHORT, **bucket, "TRAIN_RESUME": "runs/a", "TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": ""}
+    refused = entrypoint("plan", "train", env=env)
+    assert (refused.code, "TRAIN_RESUME=runs/a: set TRAIN_RUN_NAME too" in refused.err) == (ExitCode.USAGE, True)
+    named = entrypoint("train", env={**env, "TRAIN_RUN_NAME": "b"})
+    assert (named.code, "resuming from" in named.out) == (0, True), named.err
+    assert entrypoint("evaluate", f"{bucket['TRAIN_OUTPUT_DIR']}/b").code == 0
+
+
 def test_run_without_checkpoints_is_not_resumed(entrypoint: Entrypoint, bucket: dict[str, str]) -> None:
     """`latest` names it, and the next run without a name is a new one, which is uploaded too."""
     env = {**SHORT, **bucket, "TRAIN_RUN_NAME": ""}
