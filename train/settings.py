@@ -10,7 +10,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.setting_types import URL, PathOrUrl, PathText, WordOrPath, about
+from entrypoint.core.setting_types import PathOrUrl, PathText, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
 from entrypoint.core.user_dirs import user_cache_dir
 from train.setting_groups.folder_kind import kind_of_folder
@@ -235,6 +235,5 @@ def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) ->
     is_settled = "dataset" in parsed.sources or not parsed.values.data_dir
     # The error of imagefolder says what a folder needs.
     kind = parsed.values.dataset if is_settled else kind_of_folder(parsed.values.data_dir) or "imagefolder"
-    url = parsed.texts.get("output_dir", "")
-    output = copy_folder(url, environ) if URL.match(url) else parsed.values.output_dir
+    output = copy_folder(url, environ) if (url := parsed.url("output_dir")) else parsed.values.output_dir
     return replace(parsed, values=replace(parsed.values, dataset=kind, output_dir=output))

@@ -14,7 +14,6 @@ from entrypoint.cli.precision_trial import bf16_speedup
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.paths import working_folder
-from entrypoint.core.setting_types import URL
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
 from entrypoint.launch.remote import with_remote_command
@@ -71,7 +70,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
     asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.flags)
     writes_none = command.command == "tune" or trained is not None  # the trials of `tune` have their own folder
-    if not writes_none and URL.match(asked.texts.get("output_dir", "")):
+    if not writes_none and asked.url("output_dir"):
         asked, decision = plan_storage(asked, inputs)
         decisions += (decision,)
     facts = inspect_dataset(asked.values)
@@ -139,7 +138,7 @@ def plan_storage(
     """
     from train.checkpoint.store import RunStore
 
-    settings, source, url = given.values, given.sources["output_dir"], given.texts["output_dir"]
+    settings, source, url = given.values, given.sources["output_dir"], given.url("output_dir")
     looked_at = settings.output_dir.with_name(f"{settings.output_dir.name}-plan")
     if settings.parallelism == "fsdp" and inputs.node_group.nnodes > 1:
         raise UserError(f"{printable(source)}: each node writes a part of a sharded model. Set it to a shared folder.")
@@ -166,7 +165,7 @@ def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -
     why = why_not_writable(folder)
     source = given.sources.get("output_dir", f"TRAIN_OUTPUT_DIR={folder}")
     if not why:
-        place = "" if URL.match(given.texts.get("output_dir", "")) else volatile_place(ROOT, folder)
+        place = "" if given.url("output_dir") else volatile_place(ROOT, folder)
         target = printable(str(folder.absolute()))
         advice = f"Bind a folder there: docker run -v $PWD/runs:{target}, or apptainer run --bind $PWD/runs:{target}."
         line = f"{printable(source)}: is in {place}, and its files are lost with the container. {advice}"

@@ -1,7 +1,10 @@
-"""Names of variables that hold secrets, by their last word."""
+"""What holds secrets: variables by the last word of their names, and URLs with a password."""
 
 from __future__ import annotations
 
+import re
+
+SECRET_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*:[^@]*@", re.IGNORECASE)
 SECRET_WORDS = frozenset(
     {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "APIKEY", "CREDENTIALS"}
 )
@@ -14,4 +17,4 @@ def is_secret(name: str) -> bool:
 
 def value_to_show(name: str, value: str) -> str:
     """Return the value of a variable for the user, or that it is hidden."""
-    return "(hidden)" if is_secret(name) else value
+    return "(hidden)" if is_secret(name) or SECRET_IN_URL.match(value) else value

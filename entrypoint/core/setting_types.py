@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from entrypoint.core.secret_names import SECRET_IN_URL
+
 
 class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a setting besides its type and text.
@@ -51,7 +53,6 @@ WordOrPath = Annotated[str, Meta(title="a word or a path")]
 URL_TITLE = "a path or a URL"
 PathOrUrl = Annotated[Path, Meta(title=URL_TITLE)]
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-SECRET_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*:[^@]*@", re.IGNORECASE)
 BOOLEANS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),

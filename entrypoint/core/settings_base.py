@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.secret_names import value_to_show
 from entrypoint.core.setting_types import (
-    SECRET_IN_URL,
+    URL,
     SettingRules,
     expected_text,
     find_text_problem,
@@ -58,6 +58,10 @@ class ParsedSettings(Struct, Generic[SettingsT], frozen=True):
     values: SettingsT
     sources: Mapping[str, str]
     texts: Mapping[str, str] = field(default_factory=dict)
+
+    def url(self, name: str) -> str:
+        """Return the text of a field that the user set to a URL, else an empty text."""
+        return text if URL.match(text := self.texts.get(name, "")) else ""
 
     def as_variables(self, *, flags_only: bool = False) -> dict[str, str]:
         """Return the user's fields as environment variables in order of name, or only those given as flags."""
@@ -106,10 +110,9 @@ def read_settings(
     written = collect_sources(model, environ, flags)
     values, texts, errors = {}, {}, []
     for name, source in written.items():
-        text, annotation = source.split("=", 1)[1], annotations_of(model)[name]
+        (key, text), annotation = source.split("=", 1), annotations_of(model)[name]
         if problem := find_text_problem(text, annotation):
-            shown = "(hidden)" if SECRET_IN_URL.match(text) else printable(text)
-            errors.append(f"{source.split('=', 1)[0]}={shown}: {problem}")
+            errors.append(f"{key}={printable(value_to_show(key, text))}: {problem}")
             continue
         if takes_paths(annotation):
             text = with_home(text, environ.get("HOME", ""))

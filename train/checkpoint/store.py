@@ -21,9 +21,9 @@ from typing import Any
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.paths import exists, is_file, read_regular
-from entrypoint.core.setting_types import SECRET_IN_URL, URL
+from entrypoint.core.setting_types import URL, PathOrUrl, find_text_problem
 from train.checkpoint import folder as checkpoints
-from train.checkpoint.metadata import CHECKSUM_FILE, MODEL
+from train.checkpoint.metadata import CHECKSUM_FILE, MODEL, read_checksums
 from train.lock_file import LOCK_NAME, folder_lock
 from train.settings import copy_folder
 
@@ -217,9 +217,8 @@ class RunStore:
         there = set(self.text(f"{name}/{CHECKSUM_FILE}").splitlines())
         if there and there != set(text.splitlines()):
             self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
-        for line in text.splitlines():
-            if line not in there:
-                file = line.split("  ", 1)[1]
+        for file, digest in read_checksums(path).items():
+            if f"{digest}  {file}" not in there:
                 self.mine.put_file(str(path / file), f"{self.root}/{name}/{file}")
         self.mine.pipe_file(f"{self.root}/{name}/{CHECKSUM_FILE}", text.encode())
         self.sent[name] = text
@@ -261,8 +260,8 @@ def local_run(text: str, environ: Mapping[str, str], *, tensors: bool = True) ->
     """Return a path, or where this machine has a copy of what a URL names; raises `UserError`."""
     if not URL.match(text):
         return text
-    if SECRET_IN_URL.match(text):
-        raise UserError("The URL has a password in it, which logs would show. Set the variables of that storage.")
+    if problem := find_text_problem(text, PathOrUrl):
+        raise UserError(f"The URL {problem}")
     url = text.rstrip("/")
     store = RunStore(url, copy_folder(f"{url} to read", environ) / url.rpartition("/")[2], url)
     store.read(tensors=tensors)

@@ -9,7 +9,6 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.paths import exists
-from entrypoint.core.setting_types import URL
 from entrypoint.core.settings_base import ParsedSettings
 from train.checkpoint.store import OWNER, RunStore
 from train.lock_file import RunLock
@@ -91,8 +90,8 @@ def make_lock(parsed: ParsedSettings[TrainSettings], stale_s: float) -> RunLock:
 
     Raises `UserError` for a storage that cannot be used.
     """
-    url, settings = parsed.texts.get("output_dir", ""), parsed.values
-    if not URL.match(url) or settings.evaluate:
+    url, settings = parsed.url("output_dir"), parsed.values
+    if not url or settings.evaluate:
         return RunLock(stale_s=stale_s)
     store = RunStore(url, settings.output_dir, parsed.sources["output_dir"])
     lock = StoredRunLock(store, stale_s)

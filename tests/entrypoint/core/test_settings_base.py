@@ -142,6 +142,11 @@ def test_value_of_a_secret_is_not_printed(name: str) -> None:
     assert f"{name}=(hidden): no such variable." in str(caught.value)
 
 
+def test_password_in_a_url_is_not_shown_where_the_name_is_wrong() -> None:
+    with pytest.raises(UserError, match=r"^TRAIN_OUTPUT_DIRS=\(hidden\): no such variable"):
+        read_train_settings({"TRAIN_OUTPUT_DIRS": "s3://me:s3cr3t@bucket/runs"}, {})
+
+
 PATHS = [
     (LaunchSettings, ("log_dir", "secret_file", "python", "tuning_store", "hosts")),
     (TrainSettings, ("data_dir", "cache_dir", "model_path", "weights", "resume", "evaluate")),
