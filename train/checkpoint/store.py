@@ -34,8 +34,8 @@ OWNER_NUMBER = re.compile(rf".*/{re.escape(OWNER)}-(\d+)", re.ASCII | re.DOTALL)
 NOTHING, TENSORS = re.compile("(?!)"), re.compile(r".*\.safetensors", re.DOTALL)
 OF_CHECKPOINTS = re.compile(rf"{checkpoints.FOLDER}/.*\.safetensors", re.DOTALL)
 PIN_TRIES = 9
-# A name that cannot lead out of the folder.
-NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,80}")
+# A name that cannot lead out of the folder; file systems take at most 255 bytes.
+NAME = re.compile(rb"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,254}")
 STEP_FOLDER = re.compile(rf"(?:.*/)?{checkpoints.FOLDER}/(step-\d+)/[^/]+", re.ASCII | re.DOTALL)
 
 
@@ -87,7 +87,7 @@ class RunStore:
             latest = self.text(LATEST).strip()  # asked for in any case: an error comes before a run begins
             if run_name or resume != "auto":
                 return run_name or ""
-            if not NAME.fullmatch(latest) or latest == LATEST:
+            if not NAME.fullmatch(os.fsencode(latest)) or latest == LATEST:
                 return ""
             self.copy.mkdir(parents=True, exist_ok=True)
             replace_symlink(self.copy / LATEST, latest)
@@ -250,7 +250,7 @@ def wanted_names(paths: Sequence[str], base: str, left_out: re.Pattern[str]) -> 
     return [
         name
         for name, path in named.items()
-        if all(map(NAME.fullmatch, PurePosixPath(name).parts))
+        if all(NAME.fullmatch(os.fsencode(part)) for part in PurePosixPath(name).parts)
         and (not STEP_FOLDER.fullmatch(path) or path.rpartition("/")[0] in whole)
         and not left_out.fullmatch(name)
     ]

@@ -331,10 +331,22 @@ def test_storage_that_cannot_be_used_is_one_line(url: str, problem: str, tmp_pat
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "a\\..\x01"])
-def test_objects_with_names_that_lead_out_are_left_there(name: str) -> None:
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "a\\..\x01", "x" * 256, "é" * 128, "x/" + "é" * 128])
+def test_objects_with_names_that_no_file_can_have_stay(name: str) -> None:
     found = [f"/runs/a/{name}", "/runs/a/settings.json", "/runs/ab/settings.json"]
     assert wanted_names(found, "/runs/a", NOTHING) == ["settings.json"]
+
+
+def test_runs_and_files_with_the_longest_names_are_taken_up(machine: Callable[[str], RunStore]) -> None:
+    first, second, run, file = machine("first"), machine("second"), "r" * 200, f"tensorboard/{'e' * 253}é"
+    (first.copy / run / "tensorboard").mkdir(parents=True)
+    first.own(run, is_new=True)
+    (first.copy / run / file).write_text("e")
+    first.push(first.copy / run)
+    assert second.run_to_open(None, "auto") == run
+    (second.copy / run).mkdir()
+    second.own(run, is_new=False)
+    assert (second.copy / run / file).read_text() == "e"
 
 
 def test_busy_server_is_asked_again_and_cut_answers_are_errors(tmp_path: Path) -> None:
