@@ -47,7 +47,7 @@ BATCH, STEPS, WARM, IMAGES, SIDE = 256, 100, 10, 2560, 224
 BY_HAND = (sys.executable, "-m", "benchmarks.cuda", "--by-hand")
 COMMON = {
     "TRAIN_MODEL": "resnet50", "TRAIN_PRECISION": "bf16", "TRAIN_BATCH_SIZE": str(BATCH), "TRAIN_LR": "0.001",
-    "TRAIN_STEPS": str(WARM + STEPS), "TRAIN_EVAL_EVERY": "1000", "LAUNCH_DEVICE": "cuda", "LAUNCH_GPUS": "1",
+    "TRAIN_STEPS": str(WARM + STEPS), "TRAIN_EVAL_EVERY": "1000", "LAUNCH_DEVICE": "cuda", "LAUNCH_NPROC_PER_NODE": "1",
 }  # fmt: skip
 SYNTHETIC = COMMON | {
     "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x224x224", "TRAIN_SYNTHETIC_IMAGES": str(IMAGES),

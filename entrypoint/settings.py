@@ -33,7 +33,12 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = ""
     nproc_per_node: Annotated[
-        Auto | Count, about("Ranks on this node. auto: one per GPU, on CPU one per NUMA node.", basic=True)
+        Auto | Count,
+        about(
+            "Ranks on this node. auto: one per GPU, on CPU one per NUMA node."
+            " Fewer ranks than GPUs use the best connected ones. CUDA_VISIBLE_DEVICES selects specific ones.",
+            basic=True,
+        ),
     ] = "auto"
     nnodes: Annotated[
         Annotated[str, Meta(pattern=f"^({NODE_COUNT}|{NODE_RANGE})$", title="a number of nodes or MIN:MAX")],
@@ -93,13 +98,6 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
             speed=False,
         ),
     ] = 30
-    gpus: Annotated[
-        Auto | Annotated[int, Meta(ge=1, le=64)],
-        about(
-            "GPUs to use, one rank each, the best connected ones. auto: all visible GPUs."
-            " CUDA_VISIBLE_DEVICES selects specific ones."
-        ),
-    ] = "auto"
     threads: Annotated[
         Auto | Count, about("OpenMP threads per rank. auto: the rank's share of the physical cores.", basic=True)
     ] = "auto"

@@ -281,7 +281,7 @@ EXPERIMENTS = (
     Experiment(
         "10.2", "GPUs", "Several GPUs train faster, and accuracy falls with their number.",
         tuple(
-            Variant(f"GPUs: {count}", ON_GPUS | {"LAUNCH_GPUS": str(count)}, *figures)
+            Variant(f"GPUs: {count}", ON_GPUS | {"LAUNCH_NPROC_PER_NODE": str(count)}, *figures)
             for count, figures in GPUS.items()
         ),
         worse_with_ranks,
@@ -290,7 +290,7 @@ EXPERIMENTS = (
         "11", "Nodes", "Several machines train faster, and accuracy falls with their number.",
         (
             Variant("1 node"), Variant("2 nodes, on this machine", {NODES: "2"}),
-            Variant("16 GPUs of two nodes", ON_GPUS | {"LAUNCH_GPUS": "16"}, 64, 63.73),
+            Variant("16 GPUs of two nodes", ON_GPUS | {"LAUNCH_NPROC_PER_NODE": "16"}, 64, 63.73),
         ),
         worse_with_ranks,
     ),

@@ -30,10 +30,8 @@ def decide_devices(inputs: PlanInputs) -> Devices:
     """Decide device, GPUs and number of ranks; raises `UserError` for what the machine lacks."""
     device, device_decision, warnings = decide_device(inputs)
     visible = inputs.machine.gpus if device == "cuda" else ()
-    check_gpu_count(inputs, device)
     nproc, nproc_decision = decide_nproc(inputs, visible)
-    wanted = inputs.settings.values.gpus
-    count = min(nproc if wanted == "auto" else wanted, len(visible))
+    count = min(nproc, len(visible))
     if 1 < len(visible) < nproc:
         warnings += (
             f"{inputs.job.launcher} shows this rank {len(visible)} GPUs of a node with {nproc} ranks."
@@ -41,7 +39,7 @@ def decide_devices(inputs: PlanInputs) -> Devices:
         )
     gpus, gpu_decisions = visible, tuple[Decision, ...]()
     if count and count != len(visible):
-        gpus, gpus_decision = choose_gpus(inputs, visible, count)
+        gpus, gpus_decision = choose_gpus(visible, count)
         gpu_decisions = (gpus_decision,)
     return Devices(
         device=device,
@@ -91,24 +89,6 @@ def find_gpu_problem(inputs: PlanInputs) -> str:
     return ""
 
 
-def check_gpu_count(inputs: PlanInputs, device: str) -> None:
-    """Raise `UserError` where LAUNCH_GPUS cannot be satisfied, or contradicts the number of ranks."""
-    values, sources = inputs.settings.values, inputs.settings.sources
-    if values.gpus == "auto":
-        return
-    if device != "cuda":
-        why = find_gpu_problem(inputs) or f"{sources['device']}. Drop one of the two"
-        raise UserError(f"{sources['gpus']}: this run is on cpu: {why}.", ExitCode.MACHINE)
-    if values.gpus > len(inputs.machine.gpus):
-        raise UserError(
-            f"{sources['gpus']}: only {len(inputs.machine.gpus)} GPUs are visible. Lower it.", ExitCode.MACHINE
-        )
-    if values.nproc_per_node not in ("auto", values.gpus):
-        raise UserError(
-            f"{sources['gpus']} and {sources['nproc_per_node']} contradict: a rank has one GPU. Drop one of the two."
-        )
-
-
 def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Decision]:
     """One rank per GPU, on CPU one per NUMA node; as many as a launcher has started."""
     values, job = inputs.settings.values, inputs.job
@@ -133,8 +113,7 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
         nproc = inputs.node_group.nproc_per_node
         return nproc, Decision("ranks", str(nproc), f"PET_NPROC_PER_NODE={nproc}")
     if visible:
-        nproc = len(visible) if values.gpus == "auto" else values.gpus
-        return nproc, Decision("ranks", str(nproc), "one per GPU")
+        return len(visible), Decision("ranks", str(len(visible)), "one per GPU")
     nproc, decision = nproc_on_cpu(inputs)
     if inputs.node_group.nproc_per_node:
         reason = f"PET_NPROC_PER_NODE={inputs.node_group.nproc_per_node}, one per CPU, is Kubeflow's default"
@@ -198,14 +177,14 @@ def nproc_on_cpu(inputs: PlanInputs) -> tuple[int, Decision]:
     return len(sizes), Decision("ranks", str(len(sizes)), "one per NUMA node, for local memory")
 
 
-def choose_gpus(inputs: PlanInputs, visible: tuple[Gpu, ...], count: int) -> tuple[tuple[Gpu, ...], Decision]:
+def choose_gpus(visible: tuple[Gpu, ...], count: int) -> tuple[tuple[Gpu, ...], Decision]:
     """Return the best connected GPUs, and what connects them."""
     links = [gpu.links for gpu in visible]
     known = all(len(row) == len(visible) for row in links)
     chosen = best_connected(links, count) if known and len(visible) <= MAX_SEARCHED else tuple(range(count))
     how = f"the best connected: {describe_links(links, chosen)}" if known and count > 1 else "the first"
     names = ",".join(str(index) for index in chosen)
-    return tuple(visible[index] for index in chosen), inputs.decide("gpus", "gpus", names, "", how)
+    return tuple(visible[index] for index in chosen), Decision("gpus", names, how)
 
 
 # Every set is tried: 12,870 for 8 of 16 GPUs.
