@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.setting_types import Positive, about
 from entrypoint.core.settings_base import ParsedSettings, Settings, read_settings
-from train.setting_groups.value_types import Positive
 
 
 class PredictSettings(Settings, frozen=True, kw_only=True):

@@ -10,12 +10,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.setting_types import PathOrUrl, PathText, WordOrPath, about
+from entrypoint.core.setting_types import AboveZero, NotNegative, PathOrUrl, PathText, Positive, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
 from entrypoint.core.user_dirs import user_cache_dir
 from train.setting_groups.folder_kind import kind_of_folder
-from train.setting_groups.performance import PerformanceSettings
-from train.setting_groups.value_types import AboveZero, NotNegative, Positive
+from train.setting_groups.optimization import OptimizationSettings
 
 # Channels, height and width.
 ImageShape = tuple[int, int, int]
@@ -31,7 +30,7 @@ STREAM_EVAL_BATCH_SIZE = 256
 MAX_NAME_BYTES = 200
 
 
-class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
+class TrainSettings(OptimizationSettings, frozen=True, kw_only=True):
     """The trainer's settings, each a variable TRAIN_<NAME> and a flag --<name>."""
 
     PREFIX: ClassVar[str] = "TRAIN_"

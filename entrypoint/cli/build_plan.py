@@ -106,7 +106,7 @@ def model_report(
     """Return what the model and its weights are, where only a child process with torch can say it."""
     from train.planning.image_sizes import image_sizes, model_input_shape
     from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, needs_report
-    from train.planning.optimizers import DEFAULT_LR, SGD
+    from train.setting_groups.optimization import DEFAULT_LR, SGD
 
     shape = model_input_shape(given.values, facts.shape)
     if not needs_report(given, shape):

@@ -47,6 +47,14 @@ def about(  # noqa: PLR0913  # a keyword for each rule
     return Meta(description=description, extra={"rules": rules})
 
 
+# Ranges of numbers that several settings share.
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+AboveZero = Annotated[float, Meta(gt=0)]
+# Larger ones give the same mix, a half of each image.
+Alpha = Annotated[float, Meta(ge=0, le=1000)]
 # A path in a text, for settings that also accept words.
 PathText = Annotated[str, Meta(title="a path")]
 WordOrPath = Annotated[str, Meta(title="a word or a path")]

@@ -34,7 +34,7 @@ from train.models.weights import FittedWeights, load_weights
 from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.planning.image_sizes import ImageSizes, image_sizes
-from train.planning.optimizers import SGD
+from train.setting_groups.optimization import SGD
 from train.settings import ImageShape, TrainSettings
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]

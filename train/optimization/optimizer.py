@@ -16,10 +16,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
 from train.models.inspection import in_modules
-from train.planning.optimizers import DEFAULT_LR, SGD, peak_lr
 from train.setting_groups.arguments import Argument, parse_argument
 from train.setting_groups.model import TIMM_PREFIX
-from train.setting_groups.optimization import OptimizationSettings
+from train.setting_groups.optimization import DEFAULT_LR, SGD, OptimizationSettings, peak_lr
 from train.settings import TrainSettings
 
 ONECYCLE_WARMUP = 0.25

@@ -8,10 +8,9 @@ from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.export_formats import check_formats
 from train.planning.image_sizes import check_image_sizes, model_input_shape
-from train.planning.optimizers import ELEMENTWISE
 from train.planning.trained_run import read_trained_run
 from train.setting_groups.arguments import parse_class_weights
-from train.setting_groups.optimization import LOSSES
+from train.setting_groups.optimization import ELEMENTWISE, LOSSES
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # What poolings, and speednet's whitening, leave nothing of.

@@ -18,8 +18,8 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.child import ask_child
-from train.planning.optimizers import DEFAULT_LR, SGD
 from train.setting_groups.model import OWN_MODELS, ModelSettings
+from train.setting_groups.optimization import DEFAULT_LR, SGD
 from train.settings import ImageShape, TrainSettings
 
 # Networks of ours that grow with the images: from this number of pixels on, memory may not hold the weights.

@@ -11,9 +11,9 @@ from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
 from train.planning.model_report import ModelReport
-from train.planning.optimizers import peak_lr
 from train.planning.unused_settings import needed_setting
 from train.setting_groups.model import STATISTICS
+from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
 

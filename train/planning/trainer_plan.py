@@ -27,11 +27,11 @@ from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes, model_input_shape
 from train.planning.loading import decide_images, decide_normalization, decide_workers
 from train.planning.model_report import ModelReport
-from train.planning.optimizers import peak_lr
 from train.planning.recipes import warn_of_size
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques, decide_tensorboard
 from train.planning.unused_settings import unused_settings
+from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.

@@ -5,10 +5,9 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.setting_types import Alpha, Fraction, Positive, about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
-from train.setting_groups.value_types import Alpha, Fraction, Positive
 
 KnownDataset = Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "hf", "synthetic"]
 # A function of the user's by its import path, or a data set of Hugging Face; msgspec asks the names above for the

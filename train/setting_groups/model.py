@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import WordOrPath, about
+from entrypoint.core.setting_types import BelowOne, WordOrPath, about
 from entrypoint.core.settings_base import Settings
-from train.setting_groups.value_types import BelowOne
 
 # Names of models and optimizers that timm has.
 TIMM_PREFIX = "timm:"

@@ -1,14 +1,19 @@
-"""How the weights are optimized."""
+"""How the weights are optimized, and how a step is computed."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import PathText, about
+from entrypoint.core.setting_types import AboveZero, BelowOne, Fraction, NotNegative, PathText, Positive, about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.data import DataSettings
-from train.setting_groups.value_types import AboveZero, BelowOne, Fraction, NotNegative, Positive
 
+SGD = "sgd"
+# Peak learning rate of sgd for the CNN on CIFAR-10 and digits at the default batch size, and torch's own of the others.
+DEFAULT_LR: Mapping[str, float] = {SGD: 0.05, "adam": 0.001, "adamw": 0.001}
+# Optimizers whose step is elementwise, so that each rank can take it on its shard of a parameter.
+ELEMENTWISE = frozenset({"sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adadelta", "asgd"})
 # The loss of each task unless the user names one, and those that can be named.
 LOSSES = {
     "classify": ("cross_entropy", "bce", "focal"),
@@ -18,7 +23,7 @@ LOSSES = {
 
 
 class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
-    """How the weights are optimized."""
+    """How the weights are optimized, and how a step is computed on one rank or many."""
 
     epochs: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)], about("Passes over the training images.", basic=True, speed=False)
@@ -153,3 +158,70 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, lt=2**31)],
         about("Seed of the weights, data order and augmentation.", basic=True, speed=False, evaluate="adopted"),
     ] = 0
+    precision: Annotated[
+        Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"],
+        about(
+            "bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs. fp8 is bf16 with linear layers"
+            " in fp8, for Hopper and later, by torchao. auto: bf16 where it is faster.",
+            basic=True,
+            evaluate="own",
+        ),
+    ] = "fp32"
+    compile: Annotated[
+        Literal["off", "default", "reduce-overhead", "max-autotune", "auto"],
+        about("torch.compile and its mode. auto measures whether compilation pays off.", basic=True),
+    ] = "off"
+    compile_backend: Annotated[
+        Annotated[str, Meta(pattern=r"^[\w.-]{1,100}$", title="the name of a backend")],
+        about("Backend of torch.compile."),
+    ] = "inductor"
+    activation_checkpointing: Annotated[
+        bool, about("Recompute activations in the backward pass: less memory, more time, the same result.")
+    ] = False
+    ipex: Annotated[
+        Literal["auto", "on", "off"],
+        about("Intel Extension for PyTorch. auto: off, because it gave no speedup."),
+    ] = "auto"
+    deterministic: Annotated[bool, about("Use deterministic kernels only; slower on CUDA.", evaluate="own")] = False
+    channels_last: Annotated[bool, about("Use the channels-last memory format.", evaluate="adopted")] = True
+    winograd: Annotated[
+        Literal["auto", "on", "off"],
+        about(
+            "Winograd's algorithm for 3x3 convolutions on CPUs, in fp32: fewer multiplications."
+            " auto: on CPUs with AVX2 and without AVX-512."
+        ),
+    ] = "auto"
+    sync_batchnorm: Annotated[
+        Auto | bool,
+        about("Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),
+    ] = "auto"
+    ddp_find_unused_parameters: Annotated[
+        bool,
+        about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
+    ] = False
+    gradient_compression: Annotated[
+        Literal["off", "bf16", "fp16"],
+        about("Gradient compression for DDP; may reduce accuracy."),
+    ] = "off"
+    parallelism: Annotated[
+        Literal["ddp", "fsdp"],
+        about("ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
+    ] = "ddp"
+    eval_every: Annotated[Positive, about("Epochs between evaluations; the last epoch has one too.")] = 1
+    test_time_augment: Annotated[
+        Literal["off", "flip", "flip-shift"],
+        about(
+            "Test-time augmentation: the mean over an image and its mirror image, or over six copies with"
+            " flip-shift. It takes 2 or 6 times as long.",
+            evaluate="adopted",
+        ),
+    ] = "off"
+    eval_batch_size: Annotated[
+        Auto | Positive,
+        about("Images per evaluation step of a rank.", speed=False, resume="may_change", evaluate="adopted"),
+    ] = "auto"
+
+
+def peak_lr(settings: OptimizationSettings, default_lr: float) -> float:
+    """Return the peak learning rate of a run; `default_lr` is the optimizer's own."""
+    return default_lr if settings.lr == "auto" else settings.lr
