@@ -41,7 +41,7 @@ def import_msgspec() -> None:
 
 
 def run_module() -> int:
-    """Run one of this project's modules as a program (`core.own_modules`); it ends the process with its own code."""
+    """Run one of this project's modules as a program (`core.process`); it ends the process with its own code."""
     import runpy
 
     _, _, module, *words = sys.argv

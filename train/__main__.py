@@ -9,8 +9,7 @@ import time
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
-from entrypoint.core.own_modules import own_command
-from entrypoint.core.process import fast_exit, gc_paused
+from entrypoint.core.process import fast_exit, gc_paused, own_command
 from entrypoint.plan.model import PLAN_VAR, Plan
 from train.preemption import STOP_CONTROLLER, Preempted, StopSignal
 from train.settings import read_train_settings

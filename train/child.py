@@ -13,7 +13,7 @@ import msgspec
 
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import printable
-from entrypoint.core.own_modules import module_command
+from entrypoint.core.process import module_command
 
 TIMEOUT_S = 600
 Answer = TypeVar("Answer")

@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from entrypoint.cli.as_typed import as_typed, typed_flags
 from entrypoint.cli.command_table import COMMANDS, all_groups
-from entrypoint.cli.parser import Invocation, parse_command_line
+from entrypoint.cli.parser import Invocation, as_typed, parse_command_line, typed_flags
 from entrypoint.core.console import RECORD_VAR, STATUS_VAR, report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.exit_delay import PROGRAM_VAR
 from entrypoint.core.process import replace_process
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.core.user_dirs import with_fallbacks
-from entrypoint.job.ports import START_TIME_VAR
+from entrypoint.job.node_group import START_TIME_VAR
 from entrypoint.machine.container import read_image
 from entrypoint.machine.cpu_load import take_sample
 from entrypoint.plan.model import PLAN_VAR

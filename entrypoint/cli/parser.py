@@ -1,8 +1,9 @@
-"""The command line: argparse sub-commands whose flags are the settings' own names."""
+"""The command line: argparse sub-commands whose flags are the settings' own names, as messages name them too."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGET_WORDS, TARGETS, all_groups, load_group
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview
@@ -17,9 +19,9 @@ from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.paths import exists, is_folder
-from entrypoint.core.settings_base import SettingField, Settings, describe_settings
+from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
 from entrypoint.machine.cpu_load import LoadSample
-from entrypoint.plan.model import Program
+from entrypoint.plan.model import Plan, Program
 
 
 class CommandLine(Struct, frozen=True, kw_only=True):
@@ -243,3 +245,28 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
     known = [about.flag for group in groups for about in describe_settings(group)]
     known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(COMMANDS[name].files if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")
+
+
+def typed_flags(command: CommandLine) -> dict[str, str]:
+    """Return `--epochs=3` by `TRAIN_EPOCHS=3` for each flag."""
+    return {
+        f"{variable}={printable(value)}": f"{flag_name(variable.partition('_')[2].lower())}={printable(value)}"
+        for variable, value in command.flags.items()
+    }
+
+
+def as_typed(text: str, typed: Mapping[str, str]) -> str:
+    """Return a message with settings as they were typed, in place of variables with the same value."""
+    for variable, written in typed.items():
+        text = re.sub(rf"\b{re.escape(variable)}(?!\w|\.\w)", lambda _, shown=written: shown, text)  # type: ignore[misc]
+    return text
+
+
+def plan_as_typed(plan: Plan, typed: Mapping[str, str]) -> Plan:
+    """Return the plan with the settings in its reasons and warnings as they were typed."""
+    decisions = tuple(
+        replace(one, setting=as_typed(one.setting, typed), reason=as_typed(one.reason, typed)) for one in plan.decisions
+    )
+    warnings = tuple(as_typed(line, typed) for line in plan.warnings)
+    prominent = as_typed(plan.prominent_warning, typed)
+    return replace(plan, decisions=decisions, warnings=warnings, prominent_warning=prominent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -109,3 +110,20 @@ def describe_exit(code: int, out_of_memory: str = "") -> str:
     if -code == signal.SIGABRT:  # Intel's runtime aborts a process that has loaded it twice
         hint = "; if `OMP: Error #15` stands above, set LAUNCH_OPENMP=gnu"
     return f"killed by {signal.Signals(-code).name}{hint}"
+
+
+# What holds secrets: URLs with a password, and variables by the last word of their names.
+SECRET_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*:[^@]*@", re.IGNORECASE)
+SECRET_WORDS = frozenset(
+    {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "APIKEY", "CREDENTIALS"}
+)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's last word says that it holds a secret; `UCX_IB_PKEY` is another word."""
+    return name.upper().rpartition("_")[2] in SECRET_WORDS
+
+
+def value_to_show(name: str, value: str) -> str:
+    """Return the value of a variable for the user, or that it is hidden."""
+    return "(hidden)" if is_secret(name) or SECRET_IN_URL.match(value) else value

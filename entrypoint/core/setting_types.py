@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from entrypoint.core.secret_names import SECRET_IN_URL
+from entrypoint.core.errors import SECRET_IN_URL
 
 
 class SettingRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 import msgspec
 from msgspec import Struct, field
 
-from entrypoint.core.errors import UserError, did_you_mean, printable
-from entrypoint.core.secret_names import value_to_show
+from entrypoint.core.errors import UserError, did_you_mean, printable, value_to_show
 from entrypoint.core.setting_types import (
     URL,
     SettingRules,

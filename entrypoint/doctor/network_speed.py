@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 from entrypoint.core.console import STDOUT, redirected, report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.network import hold_port
-from entrypoint.core.own_modules import module_command
+from entrypoint.core.process import module_command
 from entrypoint.doctor.network import chosen_interface, network_checks
 from entrypoint.doctor.report import format_report
 from entrypoint.machine.network_links import read_link

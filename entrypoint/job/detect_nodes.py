@@ -15,8 +15,7 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.cloud_nodes import from_engines, from_sagemaker, from_vertex
 from entrypoint.job.detect import Job, is_loopback_name
-from entrypoint.job.node_group import NodeGroup, claim_node
-from entrypoint.job.ports import parse_port
+from entrypoint.job.node_group import NodeGroup, claim_node, parse_port
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import check_unclaimed_ranks
 from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import one_line
 from entrypoint.job.detect import Job
 from entrypoint.job.launchers import Family
-from entrypoint.job.ports import JOB_TOKEN_VAR
+from entrypoint.job.node_group import JOB_TOKEN_VAR
 from entrypoint.machine.procfs import ROOT, ancestors, command_words
 
 # Begins an identity that another run may have too.

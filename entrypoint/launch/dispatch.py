@@ -12,7 +12,7 @@ from entrypoint.core.process import replace_process, resume_gc
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR
-from entrypoint.job.ports import START_TIME_VAR
+from entrypoint.job.node_group import START_TIME_VAR
 from entrypoint.plan.key_decision import DRAWN_HERE
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.bootstrap import exec_program

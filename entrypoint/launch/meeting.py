@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import hold_port
-from entrypoint.job.ports import parse_port
+from entrypoint.job.node_group import parse_port
 from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import AGENT_STORE_VAR, store_variables
 

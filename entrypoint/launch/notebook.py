@@ -14,8 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.own_modules import STARTER
 from entrypoint.core.paths import resolve
+from entrypoint.core.process import STARTER
 from entrypoint.plan.model import Plan
 
 

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from entrypoint.core.console import STATUS_VAR
-from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.own_modules import own_command
+from entrypoint.core.errors import ExitCode, UserError, is_secret, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
-from entrypoint.core.secret_names import is_secret
+from entrypoint.core.process import own_command
 from entrypoint.job.allocation import ALLOCATION_VAR
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR
-from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
+from entrypoint.job.node_group import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
 from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher

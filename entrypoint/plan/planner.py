@@ -7,8 +7,7 @@ import sys
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, count_text, printable
-from entrypoint.job.node_group import check_master
-from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
+from entrypoint.job.node_group import START_TIME_VAR, check_master, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
 from entrypoint.machine.detect import Machine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.own_modules import module_command, own_command
+from entrypoint.core.process import module_command, own_command
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, OutputPlan, Plan
 

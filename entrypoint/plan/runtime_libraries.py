@@ -7,8 +7,7 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
-from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.secret_names import value_to_show
+from entrypoint.core.errors import ExitCode, UserError, printable, value_to_show
 from entrypoint.machine.shared_libraries import Library, split_ld_preload
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Source

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
 from entrypoint.job.launchers import Family
-from entrypoint.job.ports import JOB_TOKEN_VAR, port_from_job_id
+from entrypoint.job.node_group import JOB_TOKEN_VAR, port_from_job_id
 from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
 
 # Lists the variables that `launch` sets only for torchrun's agent.

@@ -15,7 +15,7 @@ from entrypoint.core.console import log, report_error
 from entrypoint.core.errors import ReportedError, UserError, first_line
 from entrypoint.core.network import resolve
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_port, port_from_job_id
+from entrypoint.job.node_group import JOB_TOKEN_VAR, monitor_port, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM, has_monitor
 from entrypoint.supervise.admission import RankEndpoint
 

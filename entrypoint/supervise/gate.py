@@ -13,8 +13,8 @@ from msgspec import Struct
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.signals import TERMINATING
+from entrypoint.supervise.admission import code_after, failure_message
 from entrypoint.supervise.child import fork_exec, has_exited
-from entrypoint.supervise.exit_code import code_after, failure_message
 from entrypoint.supervise.failure_channel import FailureChannel
 
 

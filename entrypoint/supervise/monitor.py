@@ -32,10 +32,16 @@ from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text
-from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+from entrypoint.supervise.admission import (
+    FirstFailure,
+    RankEndpoint,
+    code_after,
+    failure_message,
+    final_exit_code,
+    with_signal_code,
+)
 from entrypoint.supervise.channel_state import NODE_LOST_CODE
 from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, has_exited, log_late
-from entrypoint.supervise.exit_code import code_after, failure_message, final_exit_code, with_signal_code
 from entrypoint.supervise.failure_channel import FailureChannel
 from entrypoint.supervise.gate import open_gate, spawn_gated
 

@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.own_modules import own_command
-from entrypoint.core.process import die_with_parent
+from entrypoint.core.process import die_with_parent, own_command
 from entrypoint.machine.procfs import read_lines
 from entrypoint.supervise.store_door import NEVER_MET
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.job.ports import FIRST_PORT
+from entrypoint.job.node_group import FIRST_PORT
 from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
 from tests.conftest import script
 

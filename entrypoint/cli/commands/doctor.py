@@ -6,12 +6,11 @@ from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, run_folders
 from entrypoint.cli.commands import train_run
-from entrypoint.cli.exported_machine import export_machine
 from entrypoint.cli.parser import CommandLine, Invocation
-from entrypoint.cli.plan_inputs import read_plan_inputs
+from entrypoint.cli.plan_inputs import export_machine, read_plan_inputs
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
-from entrypoint.core.own_modules import module_command
+from entrypoint.core.process import module_command
 from entrypoint.doctor import report
 from entrypoint.plan.model import Program
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from entrypoint.cli.parser import Invocation
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.own_modules import module_command
 from entrypoint.core.packages import require_extra
-from entrypoint.core.process import replace_process
+from entrypoint.core.process import module_command, replace_process
 from entrypoint.core.user_dirs import with_fallbacks
 from train.planning.export_formats import FORMATS, check_formats
 from train.predict_settings import read_predict_settings

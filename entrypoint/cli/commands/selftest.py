@@ -13,9 +13,8 @@ from pathlib import Path
 from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
-from entrypoint.core.own_modules import own_command
 from entrypoint.core.packages import missing_module
-from entrypoint.core.process import replace_process
+from entrypoint.core.process import own_command, replace_process
 from entrypoint.core.user_dirs import with_fallbacks
 
 # Images have them next to the project's other files, a checkout next to the packages.

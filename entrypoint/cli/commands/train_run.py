@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TextIO
 
-from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
-from entrypoint.cli.parser import Invocation
+from entrypoint.cli.parser import Invocation, plan_as_typed
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.cli.as_typed import as_typed, typed_flags
-from entrypoint.cli.parser import parse_command_line
+from entrypoint.cli.parser import as_typed, parse_command_line, typed_flags
 from tests.conftest import Entrypoint
 
 TYPED = {"TRAIN_EPOCHS=3": "--epochs=3", "TRAIN_MODEL=a.b": "--model=a.b"}

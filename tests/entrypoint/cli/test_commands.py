@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.exported_machine import export_machine
+from entrypoint.cli.plan_inputs import export_machine
 from tests.conftest import PYTHON, Entrypoint, Result, intel_openmp, launcher, needs_two_cores, script
 from tests.factories import make_machine
 

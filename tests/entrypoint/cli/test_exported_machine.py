@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.cli.exported_machine import export_machine, read_machine
+from entrypoint.cli.plan_inputs import export_machine, read_machine
 from entrypoint.core.errors import UserError
 from tests.factories import make_machine
 

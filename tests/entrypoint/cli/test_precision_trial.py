@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.cli.precision_trial import bf16_speedup, read_speedup
+from entrypoint.cli.build_plan import bf16_speedup, read_speedup
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.plan.inputs import PlanInputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB_TOKEN_VAR
+from entrypoint.job.node_group import JOB_TOKEN_VAR
 from entrypoint.job.run_identity import PROGRAM, identify_run, train_words, with_run_id
 from entrypoint.rank.refusal import run_token
 

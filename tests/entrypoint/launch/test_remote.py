@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.own_modules import own_command
+from entrypoint.core.process import own_command
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.launch.remote import (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.job.detect_nodes import detect_node_group
-from entrypoint.job.ports import port_from_job_id
+from entrypoint.job.node_group import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
 from entrypoint.machine.interpreter import Interpreter

@@ -7,9 +7,8 @@ import signal
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.admission import FirstFailure, final_exit_code
 from entrypoint.supervise.channel_state import NODE_LOST_CODE
-from entrypoint.supervise.exit_code import final_exit_code
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 
