@@ -143,8 +143,6 @@ def plan_storage(
 
     settings, source, url = given.values, given.sources["output_dir"], given.url("output_dir")
     looked_at = settings.output_dir.with_name(f"{settings.output_dir.name}-plan")
-    if settings.parallelism == "fsdp" and inputs.node_group.nnodes > 1:
-        raise UserError(f"{printable(source)}: each node writes a part of a sharded model. Set it to a shared folder.")
     if settings.resume not in ("auto", "off") and not settings.run_name:
         raise UserError(f"{printable(given.sources['resume'])}: set TRAIN_RUN_NAME too, the run's name in {url}.")
     if is_first_rank_here(inputs):

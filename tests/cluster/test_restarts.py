@@ -105,9 +105,11 @@ def test_missing_node_ends_the_other_with_4(cluster: Cluster, late: int) -> None
     assert missing in one.text().splitlines()[-1]
 
 
-def test_run_in_storage_goes_on_on_other_machines(cluster: Cluster, accuracy: float) -> None:
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_run_in_storage_goes_on_on_other_machines(parallelism: str, cluster: Cluster, accuracy: float) -> None:
     """Each start has new caches: of a run whose machines were lost, storage has what was uploaded."""
     place = {"TRAIN_OUTPUT_DIR": f"file://{cluster.folder}/bucket", "TRAIN_RESUME": "auto", "LAUNCH_NNODES": "2"}
+    place["TRAIN_PARALLELISM"] = parallelism
 
     def start(machines: str) -> list[Started]:
         caches = [str(cluster.folder / f"{machines}{number}") for number in (0, 1)]
@@ -115,7 +117,9 @@ def test_run_in_storage_goes_on_on_other_machines(cluster: Cluster, accuracy: fl
 
     first = start("first")
     first[0].wait_for("epoch 5/40  train loss")
-    assert list(cluster.folder.glob("bucket/many/checkpoint/step-*/SHA256SUMS")), "what was saved before is there"
+    saved = list(cluster.folder.glob("bucket/many/checkpoint/step-*/SHA256SUMS"))
+    assert saved, "what was saved before is there"
+    assert len(list(saved[0].parent.glob("rank-*"))) == (2 if parallelism == "fsdp" else 0)
     assert cluster.signal("node2", "--module train", signal.SIGKILL) == 1
     assert [one.code(60) for one in first] == [5, 5], first[0].text()
     second = start("second")

@@ -58,6 +58,7 @@ class RunStore:
             raise UserError(f"{self.source}: names no bucket. Write it as s3://bucket/runs.")
         self.files.auto_mkdir = True  # of a file system with folders
         self.owned, self.is_lost = "", False
+        self.in_parts = ""  # the newest checkpoint of which other ranks upload parts
         self.sent: dict[str, object] = {}
 
     @contextmanager
@@ -123,6 +124,8 @@ class RunStore:
                 self.move_aside(folder)
                 self.copy_files(run, NOTHING)
                 atomic_write_text(folder / OWNER, token)
+        for path in filter(checkpoints.is_checkpoint, checkpoints.list_newest_first(folder / checkpoints.FOLDER)):
+            self.complete(path)
 
     def move_aside(self, folder: Path) -> None:
         """Keep an older copy of a run under another name, in place of one before; OWNER goes first."""
@@ -188,8 +191,7 @@ class RunStore:
                 self.mine.pipe_file(f"{self.root}/{folder.name}/{checkpoints.FOLDER}/{best.name}", name)
             self.push_files(folder)
             self.mine.pipe_file(f"{self.root}/{LATEST}", folder.name.encode())
-            kept = {path.name for path in checkpoints.list_newest_first(folder / checkpoints.FOLDER)}
-            self.remove_others(f"{folder.name}/{checkpoints.FOLDER}", kept | set(os.listdir(pinned)))
+            self.remove_others(folder / checkpoints.FOLDER, os.listdir(pinned))
 
     def pin(self, folder: Path, pinned: Path) -> list[Path]:
         """Return hard links of the newest checkpoint and the best one, which the run may remove meanwhile.
@@ -218,7 +220,9 @@ class RunStore:
         if there and there != set(text.splitlines()):
             self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
         for file, digest in read_checksums(path).items():
-            if f"{digest}  {file}" not in there:
+            if not exists(path / file):
+                self.files.info(f"{self.root}/{name}/{file}")  # another rank has uploaded it; raises if not
+            elif f"{digest}  {file}" not in there:
                 self.mine.put_file(str(path / file), f"{self.root}/{name}/{file}")
         self.mine.pipe_file(f"{self.root}/{name}/{CHECKSUM_FILE}", text.encode())
         self.sent[name] = text
@@ -235,9 +239,46 @@ class RunStore:
                 self.mine.pipe_file(f"{self.root}/{name}", path.read_bytes())
                 self.sent[name] = state
 
-    def remove_others(self, name: str, kept: Iterable[str]) -> None:
-        """Remove the checkpoints that a run no longer has, each with its checksums first."""
-        steps = ((STEP_FOLDER.fullmatch(path), path) for path in self.files.find(f"{self.root}/{name}"))
+    def begin(self, checkpoint: Path) -> None:
+        """Make room for a checkpoint of which other ranks upload parts; raises `UserError`."""
+        name = checkpoint.relative_to(self.copy).as_posix()
+        with self.errors("written"):
+            self.in_parts = checkpoint.name
+            self.sent.pop(name, None)
+            if self.text(f"{name}/{CHECKSUM_FILE}"):
+                self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
+
+    def push_part(self, file: Path, checkpoint: Path) -> None:
+        """Upload a file of a checkpoint that is whole only with the parts of other ranks, and remove it here.
+
+        Raises `UserError`.
+        """
+        with self.errors("written"):
+            self.mine.put_file(str(file), f"{self.root}/{checkpoint.relative_to(self.copy).as_posix()}/{file.name}")
+            file.unlink()
+
+    def complete(self, checkpoint: Path) -> None:
+        """Copy the files of a checkpoint that are not here, if they are in storage; raises `UserError`."""
+        name = checkpoint.relative_to(self.copy).as_posix()
+        with self.errors("read"), suppress(FileNotFoundError, ValueError):  # what is missing is found when it is read
+            if not checkpoints.is_checkpoint(checkpoint):
+                content = self.files.cat_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
+                checkpoint.mkdir(parents=True)
+                (checkpoint / CHECKSUM_FILE).write_bytes(content)
+            missing = [file for file in read_checksums(checkpoint) if not exists(checkpoint / file)]
+            if missing:
+                self.files.get(
+                    [f"{self.root}/{name}/{file}" for file in missing], [str(checkpoint / file) for file in missing]
+                )
+
+    def remove_others(self, folder: Path, kept: Iterable[str]) -> None:
+        """Remove the checkpoints that a run no longer has here, each with its checksums first.
+
+        What begins meanwhile stays: it is asked for after the list of what is there, and before that of what is here.
+        """
+        name = folder.relative_to(self.copy).as_posix()
+        steps = [(STEP_FOLDER.fullmatch(path), path) for path in self.files.find(f"{self.root}/{name}")]
+        kept = {self.in_parts, *kept, *(path.name for path in checkpoints.list_newest_first(folder))}
         others = [path for match, path in steps if match and match[1] not in kept]
         for path in sorted(others, key=lambda path: not path.endswith(CHECKSUM_FILE)):
             self.mine.rm_file(path)

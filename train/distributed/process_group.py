@@ -78,6 +78,17 @@ class ProcessGroup:
             raise failed
         return cast("T", result)
 
+    def run_on_nodes(self, make: Callable[[], None]) -> None:
+        """Run `make` on the first rank of each node; every rank raises its `UserError`."""
+        error: UserError | None = None
+        if self.local_rank == 0:
+            try:
+                make()
+            except UserError as caught:
+                error = caught
+        for failed in filter(None, self.gather(error, UserError | None)):
+            raise failed
+
     def gather(self, value: T, kind: Any) -> list[T]:
         """Return every rank's value, a `kind`, in order of rank, on every rank."""
         return [value] if self.world_size == 1 else all_gather_values(value, kind, self.control)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from entrypoint.core.errors import UserError
 from train.checkpoint.folder import FOLDER, best_checkpoint, checkpoint_path
-from train.checkpoint.metadata import EMA, MODEL, CorruptCheckpoint
+from train.checkpoint.metadata import EMA, MODEL
 from train.checkpoint.resume import ResumePoint, load
 from train.engine.builder import load_module
 from train.engine.run_setup import TrainingRun
+from train.engine.save_policy import finish_upload
 
 
 def use_best_weights(run: TrainingRun) -> int | None:
@@ -19,14 +21,22 @@ def use_best_weights(run: TrainingRun) -> int | None:
     if not run.source.has_val or not run.settings.checkpoint_every or has_other_form:
         return None
     run.checkpoint_writer.wait()  # with FSDP each rank writes its part
-    best = run.group.run_on_main(lambda: read_best(run), ResumePoint | None)
-    if best is None:
+    name = run.group.run_on_main(lambda: best_name(run), str)
+    if not name:
         return None
-    state = run.trainer.state
+    path, state = run.folder / FOLDER / name, run.trainer.state
+    try:
+        if run.copies.store:
+            finish_upload(run)
+        run.copies.fetch(path)
+        best = run.group.run_on_main(lambda: load(path, run.settings.to_json(), changed=True), ResumePoint)
+    except UserError as error:
+        run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error}")
+        return None
     if run.settings.parallelism == "fsdp":
         from train.engine import sharded_checkpoint  # the import is slow
 
-        sharded_checkpoint.load(best.path, state, run.group)
+        sharded_checkpoint.load(path, state, run.group)
     else:
         load_module(state.model, MODEL, best)
         if state.ema_model:
@@ -34,14 +44,8 @@ def use_best_weights(run: TrainingRun) -> int | None:
     return best.metadata.epoch
 
 
-def read_best(run: TrainingRun) -> ResumePoint | None:
-    """Return the best checkpoint, None where it is the last one, which need not be read, or cannot be read any more."""
+def best_name(run: TrainingRun) -> str:
+    """Return the name of the best checkpoint, empty where it is the last one, which need not be read."""
     folder = run.folder / FOLDER
-    path = best_checkpoint(folder)
-    if path.name == checkpoint_path(folder, run.trainer.state.step).name:
-        return None
-    try:
-        return load(path, run.settings.to_json(), changed=True)
-    except CorruptCheckpoint as error:
-        run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error.reason}")
-        return None
+    name = best_checkpoint(folder).name
+    return "" if name == checkpoint_path(folder, run.trainer.state.step).name else name

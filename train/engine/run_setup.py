@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -43,6 +44,7 @@ from train.report.live_page import LivePage
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler, no_phase
 from train.report.progress import ProgressReporter, build_progress
+from train.report.stored_run import NodeCopies
 from train.report.stragglers import CpuWaitMeter
 from train.report.trackers import start_tracker
 from train.settings import TrainSettings
@@ -56,7 +58,7 @@ class TrainingRun:
     `data` is what the run knows of its data set, such as the classes in the order of the model's outputs. `dataset` are
     the images themselves.
     `mistakes` are those of the last evaluation on this rank. `save_group` is the process group of the threads that save
-    a sharded model.
+    a sharded model. `copies` are the folders that the nodes have of it.
     """
 
     settings: TrainSettings
@@ -64,6 +66,7 @@ class TrainingRun:
     source: BatchSource
     trainer: Trainer
     folder: Path
+    copies: NodeCopies
     metrics: MetricsWriter | None
     progress: ProgressReporter
     first_epoch: int
@@ -128,7 +131,9 @@ def setup_run(
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock), tuple[Path, list[Path]])
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
     start = group.run_on_main(lambda: find_start(settings, source, known, starts), ResumePoint) if starts else None
+    copies = NodeCopies.find(given, lock, group, folder)
     if start:
+        start = replace(start, path=copies.fetch(start.path))
         restore_normalization(source, start)
     shape = model_input_shape(settings, data.shape)
     loss = build_loss(settings, data, source)
@@ -147,16 +152,14 @@ def setup_run(
             run_folder.write_provenance(folder, given, plan, ranks, os.environ, resumes=start is not None)
             metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
-    before = start.skipped if start else ()
-    for line in (*before, *chain.from_iterable(surprises), *compare_ranks(ranks)):
-        progress.print(f"warning: {line}")
-    print_start(progress, data, start)
+    print_start(progress, data, start, (*chain.from_iterable(surprises), *compare_ranks(ranks)))
     run = TrainingRun(
         settings=settings,
         group=group,
         source=source,
         trainer=trainer,
-        folder=folder,
+        folder=copies.folder,
+        copies=copies,
         metrics=metrics,
         progress=progress,
         first_epoch=first_epoch,
@@ -181,8 +184,10 @@ def build_loss(settings: TrainSettings, data: DataSet, source: BatchSource) -> L
     return training_loss(settings, data.classes, counts.to(device), None if table is None else table.to(device))
 
 
-def print_start(progress: ProgressReporter, data: DataSet, start: ResumePoint | None) -> None:
-    """Print which images are left out, and where the run resumes."""
+def print_start(progress: ProgressReporter, data: DataSet, start: ResumePoint | None, warnings: Sequence[str]) -> None:
+    """Print warnings, which images are left out, and where the run resumes."""
+    for line in (*(start.skipped if start else ()), *warnings):
+        progress.print(f"warning: {line}")
     if data.skipped:
         verb = "is" if len(data.skipped) == 1 else "are"
         progress.print(f"{count_text(len(data.skipped), 'unreadable image')} {verb} left out, first {data.skipped[0]}")

@@ -152,7 +152,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     path = folders.checkpoint_path(run.folder / folders.FOLDER, metadata.step)
     temp_dir = folders.temporary_path(path)
     ranks.broadcast_buffers(list(state.model.buffers()))
-    ranks.run_on_main(lambda: sharded.make_temp_dir(path))
+    run.copies.begin(path)
     if not all(ranks.gather(temp_dir.is_dir(), bool)):
         raise UserError(
             f"{path.parent}: not visible on every node, but every rank writes its shard there."
@@ -168,7 +168,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     stored = {name: replace(shard, value=copies[name]) for name, shard in shards.items()}
 
     def write() -> None:
-        report = sharded.write_shards(temp_dir / file, stored)
+        report = sharded.write_shards(temp_dir / file, stored, lambda file: run.copies.upload(file, path))
         reports = all_gather_values(report, sharded.WrittenShards, group) if group else [report]
         failed: UserError | None = None
         if ranks.is_main:

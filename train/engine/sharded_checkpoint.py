@@ -5,7 +5,7 @@ They are written on a background thread, and read with any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,13 @@ class WrittenShards:
     error: UserError | None = None
 
 
-def make_temp_dir(path: Path) -> None:
-    """Create the temporary folder of a checkpoint; removes one that a killed run left behind."""
-    try:
-        folders.prepare(path)
-    except OSError as error:
-        raise write_error(path.parent, error) from None
-
-
-def write_shards(path: Path, shards: Mapping[str, Shard]) -> WrittenShards:
-    """Write one rank's file, and return its report."""
+def write_shards(path: Path, shards: Mapping[str, Shard], upload: Callable[[Path], None]) -> WrittenShards:
+    """Write one rank's file and upload it, and return its report."""
     try:
         digest = write_tensors(path, {name: one.value for name, one in shards.items()})
+        upload(path)
+    except UserError as error:
+        return WrittenShards(file=path.name, error=error)
     except OSError as error:
         return WrittenShards(file=path.name, error=write_error(path.parent.parent, error))
     except Exception as error:  # the other ranks wait for this report

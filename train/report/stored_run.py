@@ -1,16 +1,22 @@
-"""The lock of a run whose folder is in object storage, which uploads the folder while the run trains."""
+"""A run whose folder is in object storage: its lock uploads the folder while it trains.
+
+Of a sharded run each node has a copy, and every rank uploads its own part of a checkpoint.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.paths import exists
+from entrypoint.core.paths import exists, is_file, read_regular
 from entrypoint.core.settings_base import ParsedSettings
+from train.checkpoint.folder import prepare, remove_tree
 from train.checkpoint.store import OWNER, RunStore
+from train.distributed.process_group import ProcessGroup
 from train.lock_file import RunLock
 from train.report.metrics import disk_errors_as_user_errors
 from train.settings import TrainSettings
@@ -102,3 +108,67 @@ def make_lock(parsed: ParsedSettings[TrainSettings], stale_s: float) -> RunLock:
             lock.acquire(folder)
     lock.is_new = True  # another folder that it is to lock
     return lock
+
+
+@dataclass(frozen=True)
+class NodeCopies:
+    """The folders of a run's nodes. `store` is None where all of them see that of rank 0.
+
+    `folder` is this node's, and `has_main` says whether it is that of rank 0, which owns the run and uploads it. All
+    ranks must call the methods but `upload`; they raise `UserError` on every rank.
+    """
+
+    group: ProcessGroup
+    folder: Path
+    store: RunStore | None = None
+    has_main: bool = True
+
+    @staticmethod
+    def find(parsed: ParsedSettings[TrainSettings], lock: RunLock, group: ProcessGroup, folder: Path) -> NodeCopies:
+        """Return the folders of a run whose rank 0 has this `folder`."""
+        url = parsed.url("output_dir")
+        if not url or parsed.values.parallelism == "ddp":
+            return NodeCopies(group, folder)
+        store = (
+            lock.store
+            if isinstance(lock, StoredRunLock)
+            else RunStore(url, parsed.values.output_dir, parsed.sources["output_dir"])
+        )
+        owner = store.copy / folder.name / OWNER
+        text = read_regular(owner) if is_file(owner) else ""
+        store.owned, wanted = group.run_on_main(lambda: (store.owned, text), tuple[str, str])
+        if all(group.gather(text == wanted, bool)):
+            return NodeCopies(group, folder)
+        return NodeCopies(group, owner.parent, store, text == wanted)
+
+    def begin(self, checkpoint: Path) -> None:
+        """Make the temporary folder of a checkpoint on each node."""
+
+        def make() -> None:
+            if self.store and self.group.is_main:
+                self.store.begin(checkpoint)
+            if self.group.is_main or not self.has_main:
+                with disk_errors_as_user_errors(checkpoint.parent):
+                    if not self.has_main:  # of checkpoints before
+                        remove_tree(checkpoint.parent)
+                    prepare(checkpoint)
+
+        self.group.run_on_nodes(make)
+
+    def upload(self, file: Path, checkpoint: Path) -> None:
+        """Upload this rank's file of a checkpoint if rank 0 does not see it; raises `UserError`."""
+        if self.store and not self.has_main:
+            self.store.push_part(file, checkpoint)
+
+    def fetch(self, checkpoint: Path) -> Path:
+        """Return where a checkpoint of rank 0 is on this node, after what it lacks there was copied."""
+        here = self.folder / checkpoint.parent.name / checkpoint.name
+
+        def copy() -> None:
+            if not self.has_main:
+                remove_tree(here.parent)
+            if self.store and (self.group.is_main or not self.has_main):
+                self.store.complete(here)
+
+        self.group.run_on_nodes(copy)
+        return here if self.store else checkpoint

@@ -272,6 +272,71 @@ def test_checkpoint_that_is_removed_during_a_download(machine: Callable[[str], R
     assert (newest.name[-2:], [(path / "SHA256SUMS").exists() for path in others]) in (("20", []), ("20", [False]))
 
 
+def save_in_parts(first: RunStore, second: RunStore, step: int) -> Path:
+    """Save a checkpoint of whose files the first machine lacks one, which the second uploads; return its path."""
+    path = first.copy / f"a/checkpoint/step-{step:09d}"
+    first.begin(path)
+    save(path.parent, step)
+    second.owned = first.owned
+    there = second.copy / path.relative_to(first.copy)
+    there.mkdir(parents=True, exist_ok=True)
+    part = path.rename(path.with_name("taken")) / "model.safetensors"
+    part.rename(there / part.name)
+    part.parent.rename(path)
+    second.push_part(there / part.name, there)
+    assert not list(there.iterdir())
+    return path
+
+
+def test_checkpoint_in_parts_is_whole_once_all_are_there(machine: Callable[[str], RunStore]) -> None:
+    first, second, third = map(machine, ("first", "second", "third"))
+    folder = started(first, 10)
+    first.push(folder)
+    path = save_in_parts(first, second, 20)
+    assert steps(started(machine("early"))) == ["10"], "its checksums come last"
+    first = machine("first")
+    assert steps(started(first)) == ["10"], "another machine was the owner"
+    path = save_in_parts(first, second, 20)
+    first.push(folder)
+    again = machine("first")
+    started(again)
+    third.complete(third.copy / path.relative_to(first.copy))
+    for copy in (again.copy, third.copy):
+        CheckpointReader(copy / path.relative_to(first.copy)).verify_files()
+    again.begin(path)
+    assert steps(started(machine("late"))) == ["10"], "it is being replaced"
+
+
+def test_checkpoint_without_a_part_is_no_checkpoint(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    started(first, 10)
+    first.push(first.copy / "a")
+    path = save_in_parts(first, second, 20)
+    first.files.rm_file(f"{first.root}/a/checkpoint/{path.name}/model.safetensors")
+    with pytest.raises(UserError, match="cannot be written"):
+        first.push(first.copy / "a")
+    assert steps(started(machine("third"))) == ["10"]
+    with pytest.raises(UserError, match="another process owns this run now"):
+        second.push_part(path / "optimizer.safetensors", path)
+
+
+def test_parts_that_come_during_an_upload_stay(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    folder = started(first, 10)
+    find = first.files.find
+
+    def find_after(*words: Any, **more: Any) -> Any:
+        first.files.find = find
+        save_in_parts(first, second, 20)
+        save_in_parts(first, second, 30)
+        return find(*words, **more)
+
+    first.files.find = find_after
+    first.push(folder)
+    first.push(folder)
+    assert steps(started(machine("third"))) == ["30", "10"]
+
+
 class Dying:
     """A file system whose process is killed at its n-th change."""
 
