@@ -61,9 +61,8 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.kernels.library import find_kernel
     from train.models.weights_origin import weights_at_hand
     from train.planning.recipes import with_recipe
-    from train.planning.resumed_run import with_resumed_settings
     from train.planning.run_selection import new_run_dir, previous_run
-    from train.planning.trained_run import with_trained_settings
+    from train.planning.trained_run import with_resumed_settings, with_trained_settings
     from train.planning.trainer_plan import TrainerFacts, plan_trainer
     from train.settings import read_train_settings
 
@@ -187,7 +186,7 @@ def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) ->
 
 def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
-    from train.data.cache_folder import cache_folder
+    from train.data.sources.image_index import cache_folder
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.flags).values

@@ -13,9 +13,8 @@ from entrypoint.core.errors import printable
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import connect_on_node, connect_to
 from entrypoint.supervise.admission import FirstFailure
-from entrypoint.supervise.channel_state import ChannelState
+from entrypoint.supervise.channel_server import ChannelState, NodeRelay, port_address, relay_address
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection
-from entrypoint.supervise.node_relay import NodeRelay, port_address, relay_address
 from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError, shake_hands
 
 # After this time without the node's first rank, a rank connects to rank 0 itself: it may be alone in its container.

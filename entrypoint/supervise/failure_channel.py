@@ -20,10 +20,15 @@ from entrypoint.core.network import LOG_INTERVAL_S, try_listen
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_client import ChannelClient
-from entrypoint.supervise.channel_server import ChannelServer
-from entrypoint.supervise.channel_state import ChannelState
+from entrypoint.supervise.channel_server import (
+    ChannelServer,
+    ChannelState,
+    NodeRelay,
+    listen_on_node,
+    port_address,
+    relay_address,
+)
 from entrypoint.supervise.child import POLL_INTERVAL_S
-from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address
 from entrypoint.supervise.store_door import StoreDoor, StoreRelay
 
 # How long the last messages may take.

@@ -40,7 +40,7 @@ from entrypoint.supervise.admission import (
     final_exit_code,
     with_signal_code,
 )
-from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.channel_server import NODE_LOST_CODE
 from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, has_exited, log_late
 from entrypoint.supervise.failure_channel import FailureChannel
 from entrypoint.supervise.gate import open_gate, spawn_gated

@@ -106,7 +106,7 @@ def ask_probe(settings: TrainSettings) -> DatasetInfo:
 
 def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -> DatasetInfo:
     """Return the facts of listed files; raises `UserError` for an image that cannot be read."""
-    from train.data.decoding.jpeg import jpeg_kernel
+    from train.data.decoding.decoder import jpeg_kernel
 
     headers = read_headers(train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
@@ -215,8 +215,8 @@ class Headers:
 
     def add(self, path: ImageFile) -> None:
         """Read one header; raises whatever Pillow's plug-in raises."""
-        from train.data.decoding.formats import open_with_pillow
         from train.data.decoding.pixel_values import orientation_of
+        from train.data.sources.image_file import open_with_pillow
         from train.transforms.image_part import swaps_sides
 
         with open_image(path) as file, open_with_pillow(file) as image:

@@ -21,8 +21,7 @@ from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.distributed.exchange import all_gather_values, broadcast_value
-from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch, new_gloo_group
-from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
+from train.distributed.peers import UNTIMED_BACKENDS, Peer, PeerWatch, local_peer, new_gloo_group, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 
 T = TypeVar("T")

@@ -32,18 +32,16 @@ from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
-from train.engine.teacher import load_teacher
-from train.engine.train_step import Trainer
+from train.engine.train_step import Trainer, load_teacher
 from train.evaluation.evaluate import MistakeCollector
 from train.lock_file import RunLock
 from train.optimization.losses import Loss, training_loss
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
-from train.report.live_page import LivePage
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler, no_phase
-from train.report.progress import ProgressReporter, build_progress
+from train.report.progress import LivePage, ProgressReporter, build_progress
 from train.report.stored_run import NodeCopies
 from train.report.stragglers import CpuWaitMeter
 from train.report.trackers import start_tracker

@@ -1,25 +1,31 @@
-"""Take one optimizer step of a model across ranks, on the state that a checkpoint holds."""
+"""Take one optimizer step of a model across ranks, on the state that a checkpoint holds.
+
+With distillation it also learns the answers of a trained model, its teacher (arXiv:1503.02531).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.functional import kl_div
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
-from train.acceleration.amp import autocast
+from train.acceleration.amp import autocast, set_memory_format
 from train.checkpoint.metadata import NO_BEST
-from train.data.feeds.batches import Batch
+from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.distributed.ddp import is_sharded, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
-from train.engine.teacher import Teacher
+from train.evaluation.load_model import load_model
 from train.optimization.losses import Loss
 from train.optimization.optimizer import set_lr
+from train.planning.image_sizes import model_input_shape
+from train.planning.trained_run import read_trained_run
 from train.report.cost import EnergyMeter
 from train.report.gpu_clock import GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
@@ -27,6 +33,53 @@ from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything
 from train.settings import ImageShape, TrainSettings
 from train.transforms.batch_tensors import resize_batch
+from train.transforms.normalize import Normalize
+
+# Softens the answers, so that those of unlikely classes count too. The loss is scaled by it, and in the paper by its
+# square: here its gradient is at most cross entropy's, and the default learning rate holds.
+TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained model; `order` has its output of each class of the run.
+
+    `factor` and `offset` turn images that the run has normalized into images of `shape` that the teacher normalizes.
+    """
+
+    model: nn.Module
+    order: Tensor
+    shape: ImageShape
+    factor: Tensor
+    offset: Tensor
+
+    def loss(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over a batch of how far (N, classes) logits are from the teacher's answers.
+
+        Images with IGNORE_LABEL add nothing.
+        """
+        with torch.no_grad():
+            answers = self.model(resize_batch(images * self.factor + self.offset, self.shape))[:, self.order]
+        wanted, learned = ((one.float() / TEMPERATURE).log_softmax(1) for one in (answers, logits))
+        each = kl_div(learned, wanted, reduction="none", log_target=True).sum(1)
+        return torch.where(labels != IGNORE_LABEL, each, 0).sum() * TEMPERATURE
+
+
+def load_teacher(settings: TrainSettings, classes: Sequence[str], normalize: Normalize) -> Teacher | None:
+    """Return the teacher of a run, on the device of its images; raises `UserError` for one that does not fit."""
+    if not settings.teacher or settings.task != "classify":
+        return None
+    trained, device = read_trained_run(settings.teacher, "TRAIN_TEACHER", settings.model), normalize.mean.device
+    with torch.random.fork_rng(devices=[]):
+        model = load_model(trained, trained.settings).requires_grad_(requires_grad=False)
+    theirs = Normalize.from_metadata(trained.normalization, device, normalize.layout)
+    return Teacher(
+        set_memory_format(model.to(device), channels_last=settings.channels_last),
+        torch.tensor(trained.order_of(classes, "TRAIN_TEACHER"), device=device),
+        model_input_shape(trained.settings, trained.shape),
+        theirs.scale / normalize.scale,
+        (normalize.mean - theirs.mean) * theirs.scale,
+    )
 
 
 @dataclass

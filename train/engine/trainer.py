@@ -18,7 +18,7 @@ from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
 from train.data.feeds.choose import build_loader
 from train.data.workers import WorkerSpec
-from train.distributed.peer_failure import translate_collective_errors
+from train.distributed.peers import translate_collective_errors
 from train.distributed.process_group import init_process_group, local_process
 from train.engine.best_weights import use_best_weights
 from train.engine.finish import write_summary
@@ -32,8 +32,7 @@ from train.lock_file import STALE_S, RunLock
 from train.optimization.losses import evaluation_loss
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.preemption_notice import watch_for_notice
-from train.report.live_page import SHOWN
-from train.report.progress import guarded_stdout
+from train.report.progress import SHOWN, guarded_stdout
 from train.report.stored_run import make_lock
 from train.report.trackers import FAILED
 from train.seeding import seed_python

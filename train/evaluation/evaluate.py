@@ -17,16 +17,17 @@ from train.acceleration.amp import autocast
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.confidence import (
+from train.evaluation.heat_map import heat_maps, show_heat
+from train.evaluation.results import (
     BINS,
     CHOOSING_IMAGES,
     TEMPERATURES,
     Confidence,
+    EvalMethod,
+    EvalResult,
     count_confidence,
     losses_by_temperature,
 )
-from train.evaluation.heat_map import heat_maps, show_heat
-from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.target_scores import TargetScores
 from train.transforms.normalize import Normalize
 from train.transforms.test_time import averaged_logits

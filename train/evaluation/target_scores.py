@@ -12,8 +12,7 @@ from torch import Tensor
 
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.confidence import Confidence, count_confidence
-from train.evaluation.results import EvalMethod, EvalResult
+from train.evaluation.results import Confidence, EvalMethod, EvalResult, count_confidence
 
 # Thresholds that are tried, in steps of a fiftieth.
 THRESHOLDS = tuple(step / 50 for step in range(1, 50))

@@ -29,8 +29,7 @@ from train.planning.loading import decide_images, decide_normalization, decide_w
 from train.planning.model_report import ModelReport
 from train.planning.recipes import warn_of_size
 from train.planning.run_selection import check_resume
-from train.planning.techniques import decide_techniques, decide_tensorboard
-from train.planning.unused_settings import unused_settings
+from train.planning.techniques import decide_techniques, decide_tensorboard, unused_settings
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 

@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint.core.errors import ExitCode
 from entrypoint.supervise.admission import FirstFailure, final_exit_code
-from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.channel_server import NODE_LOST_CODE
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 

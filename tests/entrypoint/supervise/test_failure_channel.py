@@ -10,7 +10,7 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.supervise.admission import FirstFailure
-from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.channel_server import NODE_LOST_CODE
 from entrypoint.supervise.failure_channel import FailureChannel
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, open_channels, stranger
 from tests.net import free_port, listen_on

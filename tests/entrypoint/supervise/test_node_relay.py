@@ -10,9 +10,8 @@ from msgspec.structs import asdict, replace
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
-from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.channel_server import NODE_LOST_CODE, relay_address
 from entrypoint.supervise.failure_channel import FailureChannel, Rank0
-from entrypoint.supervise.node_relay import relay_address
 from entrypoint.supervise.wire import Session, receive, shake_hands
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port

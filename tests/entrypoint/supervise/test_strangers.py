@@ -16,8 +16,8 @@ from msgspec.structs import asdict
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+from entrypoint.supervise.channel_server import port_address, relay_address
 from entrypoint.supervise.failure_channel import FailureChannel
-from entrypoint.supervise.node_relay import port_address, relay_address
 from entrypoint.supervise.wire import Session, WireError
 from tests.conftest import PYTHON
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger

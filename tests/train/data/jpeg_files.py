@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from train.data.decoding.decoder import decode_with_pillow
-from train.data.decoding.jpeg import JpegKernel
+from train.data.decoding.decoder import JpegKernel, decode_with_pillow
 from train.transforms.image_part import PLAIN_VIEW, Box, Pixels, Size, View
 
 # All of an image, of any aspect.

@@ -13,8 +13,15 @@ import torch.distributed as dist
 
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError
 from tests.net import free_port
-from train.distributed.peer_failure import describe_lost_peer, is_reachable, translate_collective_errors
-from train.distributed.rendezvous import Peer, connect_store, local_peer, wait_for_all_ranks
+from train.distributed.peers import (
+    Peer,
+    connect_store,
+    describe_lost_peer,
+    is_reachable,
+    local_peer,
+    translate_collective_errors,
+    wait_for_all_ranks,
+)
 from train.preemption import HANDLED
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]

@@ -15,7 +15,7 @@ from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import TWO_RANKS
 from train.checkpoint.folder import list_newest_first
 from train.data.feeds.batches import IGNORE_LABEL
-from train.engine.teacher import TEMPERATURE, Teacher
+from train.engine.train_step import TEMPERATURE, Teacher
 
 DIGITS = {"TRAIN_DATASET": "digits", "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0", "TRAIN_EPOCHS": "3"}
 TAUGHT = DIGITS | {"TRAIN_TEACHER": "runs/teacher", "TRAIN_RUN_NAME": "taught"}

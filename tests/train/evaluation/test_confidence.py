@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from train.evaluation.confidence import TEMPERATURES, Confidence, count_confidence, losses_by_temperature
+from train.evaluation.results import TEMPERATURES, Confidence, count_confidence, losses_by_temperature
 from train.seeding import make_generator
 
 LOGITS = 4 * torch.randn(3000, 6, generator=make_generator("logits"))

@@ -10,7 +10,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment
-from train.planning.resumed_run import with_resumed_settings
+from train.planning.trained_run import with_resumed_settings
 from train.settings import TrainSettings, read_train_settings
 
 

@@ -7,7 +7,7 @@ import pytest
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from tests.factories import train_settings
 from train.planning.model_report import ModelReport
-from train.planning.unused_settings import exclusions, unused_settings
+from train.planning.techniques import exclusions, unused_settings
 from train.settings import TrainSettings, read_train_settings
 
 FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets"}

@@ -12,9 +12,9 @@ from PIL import Image
 
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
-from train.report.live_page import LivePage
 from train.report.metrics import MetricsWriter
 from train.report.page import write_report
+from train.report.progress import LivePage
 
 SO_FAR = {"test_accuracy": 31.25, "epochs": 1}
 

@@ -10,7 +10,7 @@ from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.feeds.batches import Batch
 from train.seeding import make_generator
 from train.settings import TrainSettings
-from train.transforms.mixup import MixParams, sample_mix
+from train.transforms.augmentations import MixParams, sample_mix
 
 
 def settings(**more: float) -> TrainSettings:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from train.data.decoding.decoder import decode_with_pillow
-from train.data.decoding.jpeg import JpegKernel
+from train.data.decoding.decoder import JpegKernel, decode_with_pillow
 
 
 def check_kernel(path: Path) -> str:

@@ -13,9 +13,7 @@ from train.data.val_split import TEST, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.seeding import epoch_permutation, make_generator, shard_slice
 from train.settings import ImageShape, TrainSettings
-from train.transforms import mixup
-from train.transforms.augmentations import AUGMENTATIONS, Draws
-from train.transforms.mixup import MixParams
+from train.transforms.augmentations import AUGMENTATIONS, Draws, MixParams, sample_mix
 from train.transforms.normalize import Normalize
 from train.transforms.registry import Transform, select_transform
 
@@ -110,7 +108,7 @@ class BatchSampler:
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 sides = self.transform.shape(self.shape)[1:]
-                mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
+                mix = sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
             parts_of_step = shards
             if mix:
                 parts_of_step = [torch.cat((own, mix.partner_indices[own])) for own in shards]

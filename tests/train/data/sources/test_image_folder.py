@@ -15,7 +15,7 @@ from tests.conftest import paint
 from tests.denied_folders import deny, deny_listing
 from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
-from train.data.decoding.jpeg import jpeg_kernel
+from train.data.decoding.decoder import jpeg_kernel
 from train.data.sources.image_folder import list_splits
 from train.settings import TrainSettings
 

@@ -1,4 +1,7 @@
-"""Names the lost rank when a collective fails, and ends a rank whose collectives would wait for it for ever."""
+"""The ranks of a job for each other: they meet through a store, and name the one that is lost.
+
+A collective that fails names the lost rank. A rank whose collectives would wait for it for ever is ended.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,96 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.core.collective_error import is_collective_error, lost_collective
-from entrypoint.core.console import report_error
-from entrypoint.core.errors import ExitCode, PeerLostError, first_line
-from train.distributed.rendezvous import DISCARD_PORT, Peer, format_ranks
-from train.preemption import STOP_CONTROLLER
+from entrypoint.core.console import log, report_error
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError, first_line
+from entrypoint.core.network import LOG_INTERVAL_S, address_for_route, interface_address
+from entrypoint.rank.environment import RANK0_HOST_VAR
+from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
+
+# The port of the discard service. No process listens there, so a live node refuses the connection.
+DISCARD_PORT = 9
+PAUSE_S = 0.05
+LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank, the name of its node and its address in the job's network."""
+
+    rank: int
+    node: str
+    address: str
+
+
+def local_peer(rank: int) -> Peer:
+    """Return this process as a peer of the others."""
+    # On the master, its host name may resolve to a loopback address. The interface has the address in the job's
+    # network.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    master = os.environ.get(RANK0_HOST_VAR) or os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = interface_address(interface) or address_for_route(master) or "127.0.0.1"
+    return Peer(rank, socket.gethostname(), address)
+
+
+def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
+    """Return the store when all ranks have joined it; rank 0 logs the missing ranks meanwhile.
+
+    RANK, WORLD_SIZE and MASTER_* determine the store.
+    Raises `UserError` if a rank has not joined within `timeout_s` seconds.
+    Why not the timeout of the process group: a later failure must be reported sooner.
+    """
+    store = connect_store(rank, timedelta(seconds=timeout_s))
+    store.set(f"here/{rank}", "")
+    started = logged = time.monotonic()
+    missing = list(range(world_size))
+    while missing := [peer for peer in missing if not store.check([f"here/{peer}"])]:
+        now, missing_text = time.monotonic(), format_ranks(missing)
+        if STOP_CONTROLLER.number == PREEMPT_WARNING:
+            raise Preempted("stopped by SIGUSR1 before the first step. Nothing is to be saved.")
+        if now - started > timeout_s:
+            raise UserError(
+                f"rank {rank} of {world_size}: {missing_text} did not join within {timeout_s:.0f} s."
+                " Check their logs, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S.",
+                ExitCode.RENDEZVOUS,
+            )
+        if rank == 0 and now - logged > LOG_INTERVAL_S:
+            logged, waited = now, f"{now - started:.0f} of {timeout_s:.0f} s"
+            log(f"waiting for {missing_text} ({waited})")
+        time.sleep(PAUSE_S)
+    store.set(f"seen all/{rank}", "")
+    if rank == 0:  # it hosts the store, so it waits until the others have read it
+        store.wait([f"seen all/{peer}" for peer in range(world_size)])
+    return store
+
+
+def connect_store(rank: int, timeout: timedelta) -> Store:
+    """Return the store of torchrun's agent if its ranks use one, else the store that rank 0 hosts."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store = next(rendezvous("env://", timeout=timeout))[0]
+        return store
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0 and host in LOOPBACK:  # else the store listens on all interfaces
+        listening = socket.create_server((host, port), family=LOOPBACK[host], backlog=1024).detach()
+        return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listening)
+    return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as `rank 3` or `ranks 1, 3`, the first eight of many."""
+    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
 
 # Seconds for a node to answer a connection, which any live kernel answers at once.
 PROBE_TIMEOUT_S = 3.0
