@@ -19,7 +19,7 @@ from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
 from entrypoint.launch.remote import with_remote_command
-from entrypoint.machine.compile_backends import find_compile_problem
+from entrypoint.machine.backends import find_compile_problem
 from entrypoint.machine.container import volatile_place
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.procfs import ROOT

@@ -31,7 +31,7 @@ from entrypoint.job.launchers import Family
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
-from entrypoint.machine.comm_backends import find_backend_problem
+from entrypoint.machine.backends import find_backend_problem
 from entrypoint.machine.cpu_load import other_busy_cpus, take_sample
 from entrypoint.machine.detect import Machine, detect_machine
 from entrypoint.machine.interpreter import PTH_FILE, Interpreter, find_interpreter

@@ -25,9 +25,8 @@ from entrypoint.core.console import STDOUT, redirected, report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import module_command
-from entrypoint.doctor.network import chosen_interface, network_checks
+from entrypoint.doctor.network import chosen_interface, network_checks, read_link
 from entrypoint.doctor.report import format_report
-from entrypoint.machine.network_links import read_link
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.plan.preflight import Check

@@ -16,8 +16,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.packages import missing_module
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
-from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
+from entrypoint.machine.backends import DEFAULT_BACKEND, find_backend_problem, find_compile_problem
 from entrypoint.machine.interpreter import PTH_FILE, find_interpreter
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
 from entrypoint.plan.inputs import PlanInputs

@@ -31,7 +31,7 @@ from entrypoint.launch.failures import (
     report_stop,
 )
 from entrypoint.launch.meeting import open_rendezvous
-from entrypoint.machine.oom import oom_message, read_memory
+from entrypoint.machine.cgroup import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import OutputPlan, Plan
 from entrypoint.rank.bootstrap import exec_program

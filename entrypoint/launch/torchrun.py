@@ -27,7 +27,7 @@ from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.core.signals import PREEMPTION, TERMINATING, not_ignored
 from entrypoint.launch.agent_store import AgentStore
 from entrypoint.launch.failures import Failure, first_failure, print_final_message, repeat_warning, report_stop
-from entrypoint.machine.oom import oom_message, read_memory
+from entrypoint.machine.cgroup import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.supervise.child import log_late

@@ -11,11 +11,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from entrypoint.machine.backends import OneCcl, find_oneccl
 from entrypoint.machine.cgroup import read_limits
 from entrypoint.machine.container import ContainerInfo, detect_container
 from entrypoint.machine.cpu_topology import Cpu, read_topology
 from entrypoint.machine.gpus import Driver, Gpu, read_gpus
-from entrypoint.machine.oneccl import OneCcl, find_oneccl
 from entrypoint.machine.procfs import read_lines
 from entrypoint.machine.python_packages import Packages, read_packages
 from entrypoint.machine.shared_libraries import Library, read_libraries

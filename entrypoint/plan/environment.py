@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import is_loopback_name
 from entrypoint.job.launchers import Family
-from entrypoint.machine.oneccl import transport_variables
+from entrypoint.machine.backends import transport_variables
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs

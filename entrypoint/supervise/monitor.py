@@ -30,7 +30,7 @@ from entrypoint.core.errors import COLLECTIVE_KEY, HANG_SETTLE_S, ExitCode, User
 from entrypoint.core.process import name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
-from entrypoint.machine.oom import oom_message, read_memory
+from entrypoint.machine.cgroup import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text
 from entrypoint.supervise.admission import (
     FirstFailure,

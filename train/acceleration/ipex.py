@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from entrypoint.core.console import STDERR, redirected
-from entrypoint.machine.compile_backends import IPEX
+from entrypoint.machine.backends import IPEX
 
 
 def import_ipex(*, compiling: bool) -> ModuleType:

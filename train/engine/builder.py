@@ -25,11 +25,11 @@ from train.checkpoint.tensor_files import Tensors
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm
 from train.engine.train_step import Trainer, TrainState
+from train.models.cnn import SpeedNet
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
-from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
 from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names

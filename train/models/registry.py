@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
-from train.models.cnn import CNN, GrayscaleToRGB
+from train.models.cnn import CNN, WIDTHS, GrayscaleToRGB, SpeedNet
 from train.models.inspection import dry_run
-from train.models.speednet import WIDTHS, SpeedNet
 from train.models.users_code import describe_failure, import_factory
 from train.setting_groups.arguments import Argument, parse_argument
 from train.setting_groups.model import OWN_MODELS, TIMM_PREFIX, ModelSettings

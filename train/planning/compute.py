@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.machine.compile_backends import find_ipex_problem
+from entrypoint.machine.backends import find_ipex_problem
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Source
 from train.settings import TrainSettings

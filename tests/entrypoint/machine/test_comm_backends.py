@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.oneccl import OneCcl
+from entrypoint.machine.backends import OneCcl, find_backend_problem
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])

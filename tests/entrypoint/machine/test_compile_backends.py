@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.compile_backends import find_compile_problem, find_ipex_problem
+from entrypoint.machine.backends import find_compile_problem, find_ipex_problem
 from tests.conftest import PYTHON, Entrypoint
 
 VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
@@ -21,7 +21,7 @@ VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
 def test_find_compile_problem_names_missing_tools(
     device: str, versions: dict[str, str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("entrypoint.machine.compile_backends.find_noexec_cache", lambda _: "")  # as /tmp in a container
+    monkeypatch.setattr("entrypoint.machine.backends.find_noexec_cache", lambda _: "")  # as /tmp in a container
     assert find_compile_problem("inductor", device, versions, PYTHON) == problem
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.oneccl import OneCcl, find_oneccl, transport_variables
+from entrypoint.machine.backends import OneCcl, find_oneccl, transport_variables
 
 SITE = "lib/python3.11/site-packages/oneccl_bindings_for_pytorch"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.oom import MemoryEvents, oom_message, read_memory
+from entrypoint.machine.cgroup import MemoryEvents, oom_message, read_memory
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores, script
 
 GIB = 1 << 30

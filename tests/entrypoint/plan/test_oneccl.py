@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
 from entrypoint.job.launchers import LauncherBinding
-from entrypoint.machine.oneccl import OneCcl
+from entrypoint.machine.backends import OneCcl
 from tests.factories import make_machine, make_test_plan
 
 NODE = replace(make_machine(8), oneccl=OneCcl("/p", "/p/prov"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from entrypoint.core.errors import UserError
+from train.models.cnn import WIDTHS
 from train.models.inspection import count_parameters
 from train.models.registry import build_model
-from train.models.speednet import WIDTHS
 from train.settings import TrainSettings
 
 
