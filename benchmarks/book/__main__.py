@@ -27,8 +27,7 @@ from benchmarks.book.measure import Measured, cifar10_settings, first_images, ru
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
 from benchmarks.runner import Recording, parse_options, recording
-from entrypoint.machine.detect import detect_machine
-from entrypoint.plan.planner import describe_machine
+from entrypoint.machine.detect import describe_machine, detect_machine
 
 # Images per class, epochs, rounds. Without rounds, the complete runs give the speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)

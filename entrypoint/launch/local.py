@@ -35,6 +35,7 @@ from entrypoint.machine.cgroup import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import OutputPlan, Plan
 from entrypoint.rank.bootstrap import exec_program
+from entrypoint.rank.environment import torchelastic_variables
 from entrypoint.supervise.child import log_late
 
 if TYPE_CHECKING:
@@ -324,19 +325,3 @@ class LocalRanks:
                 write_stderr(text)
             self.end_ranks()
         self.explain_at = None
-
-
-def torchelastic_variables(plan: Plan, job: Job, local_rank: int, restart: int) -> dict[str, str]:
-    """Return the variables that torchrun sets in addition to RANK and its like (its manual, environment variables)."""
-    rank = plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank
-    size = plan.nodes.nnodes * plan.nodes.nproc_per_node
-    return {
-        "GROUP_RANK": str(plan.nodes.node_rank),
-        "GROUP_WORLD_SIZE": str(plan.nodes.nnodes),
-        "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(size),
-        "TORCHELASTIC_RESTART_COUNT": str(restart),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.nodes.max_restarts),
-        "TORCHELASTIC_RUN_ID": job.job_id or "none",
-    }

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from entrypoint.core.errors import count_text
 from entrypoint.machine.backends import OneCcl, find_oneccl
 from entrypoint.machine.cgroup import read_limits
 from entrypoint.machine.container import ContainerInfo, detect_container
@@ -111,3 +112,16 @@ def meminfo_bytes(root: Path) -> int:
     """Return the node's memory in bytes, 0 where /proc is hidden."""
     lines = (line.split() for line in read_lines(root / "proc/meminfo"))
     return next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)
+
+
+def describe_machine(machine: Machine) -> str:
+    """Return the machine in one line."""
+    gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
+    memory = f"{machine.memory_bytes / 2**30:.1f} GiB" if machine.memory_bytes else "memory unknown"
+    cores = len({(cpu.socket, cpu.core) for cpu in machine.cpus})
+    nodes = len({(cpu.socket, cpu.node) for cpu in machine.cpus})
+    numa = f", {nodes} NUMA nodes" if nodes > 1 else ""
+    return (
+        f"{machine.hostname}: {machine.cpu_model}, {len(machine.cpus)} of {machine.online_cpus} CPUs"
+        f" ({count_text(cores, 'physical core')}{numa}), {memory}, {gpus}"
+    )

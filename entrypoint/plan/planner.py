@@ -6,11 +6,11 @@ import sys
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, count_text, printable
+from entrypoint.core.errors import UserError, printable
 from entrypoint.job.node_group import START_TIME_VAR, check_master, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
-from entrypoint.machine.detect import Machine
+from entrypoint.machine.detect import describe_machine
 from entrypoint.machine.interpreter import PTH_FILE
 from entrypoint.plan.binding import BindingDecision, decide_binding
 from entrypoint.plan.devices import decide_backend, decide_devices, hosts_setting
@@ -311,16 +311,3 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
             f" Set LAUNCH_NPROC_PER_NODE={tasks} for {tasks}, or ask for CPUs by --cpus-per-task."
         )
     return tuple(lines)
-
-
-def describe_machine(machine: Machine) -> str:
-    """Return the machine in one line."""
-    gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
-    memory = f"{machine.memory_bytes / 2**30:.1f} GiB" if machine.memory_bytes else "memory unknown"
-    cores = len({(cpu.socket, cpu.core) for cpu in machine.cpus})
-    nodes = len({(cpu.socket, cpu.node) for cpu in machine.cpus})
-    numa = f", {nodes} NUMA nodes" if nodes > 1 else ""
-    return (
-        f"{machine.hostname}: {machine.cpu_model}, {len(machine.cpus)} of {machine.online_cpus} CPUs"
-        f" ({count_text(cores, 'physical core')}{numa}), {memory}, {gpus}"
-    )

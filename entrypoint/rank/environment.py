@@ -128,3 +128,19 @@ def master_port(job: Job, job_token: str = "") -> int:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
     return port_from_job_id(job.job_id or job_token)
+
+
+def torchelastic_variables(plan: Plan, job: Job, local_rank: int, restart: int) -> dict[str, str]:
+    """Return the variables that torchrun sets in addition to RANK and its like (its manual, environment variables)."""
+    rank = plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank
+    size = plan.nodes.nnodes * plan.nodes.nproc_per_node
+    return {
+        "GROUP_RANK": str(plan.nodes.node_rank),
+        "GROUP_WORLD_SIZE": str(plan.nodes.nnodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.nodes.max_restarts),
+        "TORCHELASTIC_RUN_ID": job.job_id or "none",
+    }

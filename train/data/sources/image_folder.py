@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from train.data.sources.image_list import (
     ImageList,
     UnreadableImage,
     append_split,
+    check_same_classes,
     cut_listing,
     empty_class_error,
     unreadable_image_error,
@@ -293,32 +293,3 @@ def list_splits(
     if unreadable and policy == "error":
         raise unreadable_image_error(unreadable)
     return listings
-
-
-def find_alike(name: str, others: Iterable[str]) -> str:
-    """Return how a name differs from another one that looks the same, empty where none does."""
-    for other in others:
-        if other != name and plain_name(other) == plain_name(name):
-            return f" ({printable(ascii(name))} and {printable(ascii(other))} look alike but are two names)"
-    return ""
-
-
-def plain_name(name: str) -> str:
-    """Return a name without what nobody sees: its Unicode form, capitals, blanks around it."""
-    return unicodedata.normalize("NFC", name).strip().casefold()
-
-
-def check_same_classes(data_dir: Path, splits: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise `UserError` if a split, or a list, has other classes than the first one."""
-    first, *others = splits
-    for other in others:
-        differ = []
-        for name, another in ((first, other), (other, first)):
-            only = sorted(set(splits[name]) - set(splits[another]))
-            if only:
-                listed = ", ".join(map(printable, only[:5]))
-                differ.append(f"only in {name}: {listed}{find_alike(only[0], splits[another])}")
-        if differ:
-            raise UserError(
-                f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
-            )

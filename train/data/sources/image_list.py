@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -134,3 +135,32 @@ def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
         files.append(path)
     unreadable = (*test.unreadable, *val.unreadable)
     return replace(test, files=files, labels=test.labels + val.labels, unreadable=unreadable, val_start=len(test))
+
+
+def find_alike(name: str, others: Iterable[str]) -> str:
+    """Return how a name differs from another one that looks the same, empty where none does."""
+    for other in others:
+        if other != name and plain_name(other) == plain_name(name):
+            return f" ({printable(ascii(name))} and {printable(ascii(other))} look alike but are two names)"
+    return ""
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what nobody sees: its Unicode form, capitals, blanks around it."""
+    return unicodedata.normalize("NFC", name).strip().casefold()
+
+
+def check_same_classes(data_dir: Path, splits: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `UserError` if a split, or a list, has other classes than the first one."""
+    first, *others = splits
+    for other in others:
+        differ = []
+        for name, another in ((first, other), (other, first)):
+            only = sorted(set(splits[name]) - set(splits[another]))
+            if only:
+                listed = ", ".join(map(printable, only[:5]))
+                differ.append(f"only in {name}: {listed}{find_alike(only[0], splits[another])}")
+        if differ:
+            raise UserError(
+                f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
+            )

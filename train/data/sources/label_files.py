@@ -15,8 +15,7 @@ from typing import TextIO
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_file
 from train.data.sources.image_file import FileList
-from train.data.sources.image_folder import check_same_classes, find_alike
-from train.data.sources.image_list import ImageList, append_split, cut_listing
+from train.data.sources.image_list import ImageList, append_split, check_same_classes, cut_listing, find_alike
 from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target
 from train.setting_groups.data import DataSettings
 

@@ -14,9 +14,9 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList, TarMember
-from train.data.sources.image_folder import check_same_classes, translate_folder_errors, what_is_there, why_no_file
+from train.data.sources.image_folder import translate_folder_errors, what_is_there, why_no_file
 from train.data.sources.image_index import Index, load_index, state_of
-from train.data.sources.image_list import ImageList, append_split
+from train.data.sources.image_list import ImageList, append_split, check_same_classes
 from train.data.sources.tar_headers import read_shard
 
 SPLITS = ("train", "test", "val")
