@@ -12,14 +12,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.paths import open_regular
+from entrypoint.core.paths import open_regular, read_regular
 
 METADATA_FILE, CHECKSUM_FILE = "checkpoint.json", "SHA256SUMS"
 # What a checkpoint holds tensors of, in the files and in the index.
@@ -30,6 +30,7 @@ CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]{0,200})\n", re.ASCII)
 # Every other name in the folder of checkpoints is the user's: it is neither resumed from nor removed.
 STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
 
+T = TypeVar("T")
 Count = Annotated[int, Meta(ge=0)]
 # Below every score; JSON has no infinity.
 NO_BEST = -1e300
@@ -171,6 +172,15 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file; raises OSError."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Return what a JSON file of a run says, None without a readable one of this type."""
+    try:
+        # Unlike msgspec's JSON the standard library's holds names that are no UTF-8.
+        return msgspec.convert(json.loads(read_regular(path)), kind)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def read_checksums(path: Path) -> dict[str, str]:

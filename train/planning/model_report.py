@@ -15,8 +15,8 @@ import msgspec
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
+from train.checkpoint.metadata import read_json
 from train.child import ask_child
 from train.setting_groups.model import OWN_MODELS, ModelSettings
 from train.setting_groups.optimization import DEFAULT_LR, SGD
@@ -107,7 +107,7 @@ def ask_about_model(
     depends_on_files = given.values.is_own_model or given.values.weights
     digest = hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
     file = None if cache is None or depends_on_files else cache / "models" / f"{digest}.json"
-    report = read_report(file) if file else None
+    report = read_json(file, ModelReport) if file else None
     if report is None:
         report = run_probe(given.values.model, asked, python)
         if file:
@@ -115,14 +115,6 @@ def ask_about_model(
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 atomic_write_text(file, msgspec.json.encode(report).decode())
     return report
-
-
-def read_report(file: Path) -> ModelReport | None:
-    """Return a report of an earlier plan, None without a readable one."""
-    try:
-        return msgspec.json.decode(read_regular(file), type=ModelReport)
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def run_probe(model: str, asked: bytes, python: str) -> ModelReport:

@@ -5,19 +5,16 @@ This module does without torch, and changes nothing on disk.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
-import msgspec
-
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_file, read_regular, resolve
+from entrypoint.core.paths import exists, is_file, resolve
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings
-from train.checkpoint.metadata import CorruptCheckpoint, read_metadata
+from train.checkpoint.metadata import CorruptCheckpoint, read_json, read_metadata
 from train.settings import TrainSettings
 
 SETTINGS_FILE = "settings.json"
@@ -36,10 +33,7 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
 def previous_run(settings: TrainSettings) -> Plan | None:
     """Return the plan of the run being resumed, None without a readable one."""
     folder = resumed_run_dir(settings)
-    try:
-        return Plan.from_json(read_regular(folder / "plan.json")) if folder else None
-    except (OSError, ValueError, RecursionError):
-        return None
+    return read_json(folder / "plan.json", Plan) if folder else None
 
 
 def new_run_dir(output: Path, settings: TrainSettings) -> Path:
@@ -52,10 +46,7 @@ def new_run_dir(output: Path, settings: TrainSettings) -> Path:
 
 def recorded_ranks(folder: Path) -> list[ObservedRank]:
     """Return the ranks of a run by its ranks.json, none without a readable one."""
-    try:
-        return msgspec.convert(json.loads(read_regular(folder / "ranks.json")), list[ObservedRank])
-    except (OSError, ValueError, RecursionError):
-        return []
+    return read_json(folder / "ranks.json", list[ObservedRank]) or []
 
 
 def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
-from train.checkpoint.metadata import read_bytes
+from train.checkpoint.metadata import read_json
 from train.models.users_code import import_users_module
 from train.settings import TrainSettings
 
@@ -50,11 +50,8 @@ def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tr
 
 def read_run_id(folder: Path, track: str) -> str:
     """Return the tracker's name of a run from its folder, empty if there is none."""
-    try:
-        found = json.loads(read_bytes(folder / ID_FILE))[track]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    return found if isinstance(found, str) and RUN_ID.fullmatch(found) else ""
+    name = (read_json(folder / ID_FILE, dict[str, str]) or {}).get(track, "")
+    return name if RUN_ID.fullmatch(name) else ""
 
 
 class MLflowTracker:
