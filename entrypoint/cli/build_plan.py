@@ -186,7 +186,7 @@ def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) ->
 
 def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
-    from train.data.sources.image_index import cache_folder
+    from train.data.cache_folder import cache_folder
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.flags).values

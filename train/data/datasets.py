@@ -19,9 +19,9 @@ from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
 from train.data.cache.fingerprint import digest_of_file, fingerprint_of_arrays, fingerprint_of_files
 from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
+from train.data.cache_folder import cache_folder
 from train.data.dataset_info import inspect_synthetic, list_files
 from train.data.decoding.decoder import read_image
-from train.data.sources.image_index import cache_folder
 from train.data.sources.image_list import ImageList, UnreadableImage, check_classes
 from train.data.sources.targets import Targets
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training

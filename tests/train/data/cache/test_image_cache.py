@@ -16,8 +16,8 @@ import pytest
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
 from train.data.cache.image_cache import ARRAYS, CacheEntry, ImageSource, Skipped, decode_splits, load_or_build
+from train.data.cache_folder import cache_folder
 from train.data.sources.image_folder import list_splits
-from train.data.sources.image_index import cache_folder
 from train.data.workers import WorkerSpec
 
 SHAPE = (3, 16, 16)
