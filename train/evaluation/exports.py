@@ -25,10 +25,10 @@ from train.acceleration.faster_conv import original_convolutions
 from train.evaluation.predict import Predictor
 from train.models.pruning import silence_library
 from train.planning.export_formats import FORMATS
-from train.planning.image_sizes import image_sizes, model_input_shape
+from train.planning.image_sizes import BOOK_CROP, image_sizes, model_input_shape
 from train.predict_settings import read_predict_settings
 from train.report.metrics import disk_errors_as_user_errors
-from train.settings import ImageShape, TrainSettings
+from train.settings import BOOK_PIXELS, ImageShape, TrainSettings
 from train.transforms.normalize import Normalize
 
 # Returns the logits of (N, C, H, W) pixels, as a runtime computes them from a file.
@@ -76,6 +76,7 @@ class Exported:
             "classes": classes,
             "threshold": outputs.threshold,
             "temperature": outputs.temperature,
+            "pixels": pixel_steps(settings, decoded, shape),
         }
         return Exported(whole, normalize, shape, metadata)
 
@@ -127,6 +128,21 @@ class Exported:
         )
 
 
+def pixel_steps(settings: TrainSettings, decoded: ImageShape, shape: ImageShape) -> list[str]:
+    """Return how a file becomes an image of this `shape`, as `predict` does it; `decoded` is the shape of decoding."""
+    channels, height, width = decoded
+    steps = [
+        f"decode as {'gray' if channels == 1 else 'RGB'}, upright by EXIF",
+        f"cut the largest box with the sides {width}:{height} out of the middle",
+        f"resize to width {width} and height {height}, bilinear with antialiasing",
+    ]
+    if settings.transforms == "book":
+        steps += [f"resize the shorter side to {BOOK_PIXELS}", f"cut {BOOK_CROP} x {BOOK_CROP} out of the middle"]
+    elif shape != decoded:
+        steps.append(f"resize to width {shape[2]} and height {shape[1]}, bilinear with antialiasing")
+    return steps
+
+
 # The largest batch of an ExecuTorch file, which reserves the memory for it. From 16 images on torch 2.15 takes another
 # way for convolutions on a CPU, and an exported graph has one.
 EXECUTORCH_BATCH = 15
@@ -174,18 +190,27 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def export_model(exported: Exported, formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write the model in each format once, and model.json with classes and images' shape; return the files.
+    """Write the model in each format once, and model.json with what a program that uses it has to know.
 
-    A file is there only if its own runtime gives the model's logits. Raises `UserError` for what cannot be exported.
+    A file is there only if its own runtime gives the model's logits. Return the files. Raises `UserError` at the end
+    for the first format that cannot be exported.
     """
     written: list[Path] = []
+    failed: list[UserError] = []
     with disk_errors_as_user_errors(folder):
         for name in dict.fromkeys(formats):
             with TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
                 path = Path(temporary, FORMATS[name])
-                write(exported, name, path)
+                try:
+                    write(exported, name, path)
+                except UserError as error:
+                    failed.append(error)
+                    continue
                 written += [each.rename(folder / each.name) for each in path.parent.iterdir()]
+        if written:
             atomic_write_text(folder / "model.json", json.dumps(exported.metadata | {"shape": exported.shape}) + "\n")
+    for first in failed:
+        raise first
     return written
 
 

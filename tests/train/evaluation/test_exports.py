@@ -15,7 +15,7 @@ from tests.conftest import Entrypoint
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.checkpoint.metadata import OutputScale
 from train.data.datasets import load_digits
-from train.evaluation.exports import RUNNERS, Exported, check_logits, export_model, run_onnx
+from train.evaluation.exports import RUNNERS, Exported, Runner, check_logits, export_model, run_onnx
 from train.models.cnn import CNN
 from train.models.registry import build_model
 from train.planning.export_formats import FORMATS, check_formats
@@ -49,6 +49,11 @@ def test_runtime_gives_equal_logits_for_any_batch_size(tmp_path: Path, format_na
     assert tmp_path / FORMATS[format_name] in files
     assert {*tmp_path.iterdir()} == {*files, tmp_path / "model.json"}
     about = json.loads((tmp_path / "model.json").read_text())
+    assert about.pop("pixels") == [
+        "decode as RGB, upright by EXIF",
+        "cut the largest box with the sides 32:32 out of the middle",
+        "resize to width 32 and height 32, bilinear with antialiasing",
+    ]
     assert about == {
         "task": "classify", "classes": list(CLASSES), "threshold": 0.5, "temperature": 1.0, "shape": list(SHAPE),
     }  # fmt: skip
@@ -97,6 +102,19 @@ def test_run_exports_its_model_as_onnx(entrypoint: Entrypoint) -> None:
     assert 100 * float(right) == pytest.approx(summary["test_accuracy"], abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("settings", "last", "count"),
+    [
+        ({}, "resize to width 8 and height 8, bilinear with antialiasing", 3),
+        ({"image_size": 8, "eval_size": 12}, "resize to width 12 and height 12, bilinear with antialiasing", 4),
+        ({"transforms": "book"}, "cut 224 x 224 out of the middle", 5),
+    ],
+)
+def test_page_of_a_model_says_how_files_become_pixels(settings: dict[str, Any], last: str, count: int) -> None:
+    steps = exported(CNN((1, 8, 8), 10), GRAY, **settings).metadata["pixels"]
+    assert (len(steps), steps[0], steps[-1]) == (count, "decode as gray, upright by EXIF", last)
+
+
 @pytest.mark.launch
 def test_finished_run_is_exported_by_its_own_command(entrypoint: Entrypoint) -> None:
     pytest.importorskip("onnxruntime")
@@ -141,6 +159,16 @@ def test_failure_of_an_exporter_leaves_no_partial_file(tmp_path: Path) -> None:
         export_model(exported(Stubborn(SHAPE, 10)), ["onnx"], tmp_path)
     assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []
+
+
+def test_formats_after_one_that_fails_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> Runner:
+        raise ValueError("no kernel for this")
+
+    monkeypatch.setitem(RUNNERS, "onnx", fail)
+    with pytest.raises(UserError, match="export onnx: the model cannot be exported"):
+        export_model(exported(CNN((1, 8, 8), 10), GRAY), ["onnx", "torch-export"], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pt2", "model.json"}
 
 
 def test_file_with_other_logits_is_refused(tmp_path: Path) -> None:
