@@ -14,6 +14,7 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 
@@ -27,6 +28,9 @@ from train.transforms.normalize import Normalize
 
 # What has a kernel for int8 in onnxruntime, and most of a network's time.
 QUANTIZED_LAYERS = ("Conv", "Gemm", "MatMul")
+# Of a transformer's weights, of which so many in a row have a scale. Its products are computed in int8 too (4), by
+# scales that each row of the activations gets as it comes (onnxruntime, MatMulNBits).
+WEIGHTS_ALONE = DefaultWeightOnlyQuantConfig(block_size=64, is_symmetric=True, accuracy_level=4, bits=8)
 # Images from which the ranges of activations are taken, and those that find the layers that lose most.
 CALIBRATION_IMAGES, COMPARED_IMAGES = 256, 32
 # Images of a batch whose time is measured, and how often.
@@ -61,15 +65,26 @@ class OnnxModel(nn.Module):
 
 
 class Quantizer:
-    """Writes int8 files of a model, with the ranges of activations that `pixels` have."""
+    """Writes int8 files of a model, with the ranges of activations that `pixels` have.
+
+    Of a transformer (`weights_alone`) the weights are quantized: its activations have outliers, for which one range is
+    too coarse (Xiao et al., SmoothQuant, 2023).
+    """
 
     def __init__(self, exported: Exported, pixels: Tensor, folder: Path) -> None:
         self.pixels, self.plain, self.int8 = pixels, folder / "model.onnx", folder / INT8_FILE
         exported.write_onnx(self.plain)
         self.prepared = folder / "prepared.onnx"
         quant_pre_process(self.plain, self.prepared)
-        nodes = onnx.load(self.prepared).graph.node
-        self.layers = [node.name for node in nodes if node.op_type in QUANTIZED_LAYERS]
+        graph = onnx.load(self.prepared).graph
+        self.weights_alone = any(node.op_type == "Softmax" for node in graph.node)  # of its attention
+        weights = {tensor.name for tensor in graph.initializer}
+        self.layers = [
+            node.name
+            for node in graph.node
+            if node.op_type in QUANTIZED_LAYERS
+            and not (self.weights_alone and (node.op_type != "MatMul" or node.input[1] not in weights))
+        ]
 
     def write(self, layers: Sequence[str], pixels: Tensor) -> Runner:
         """Write the file with these layers in int8, and return what computes its logits.
@@ -77,6 +92,14 @@ class Quantizer:
         Weights have 7 bits: on CPUs without VNNI sums of 8 bits overflow in silence (onnxruntime's page on
         quantization), and a file that was measured here is used elsewhere.
         """
+        if self.weights_alone:
+            others = set(self.layers).difference(layers)
+            quantizer = MatMulNBitsQuantizer(
+                onnx.load(self.prepared), algo_config=WEIGHTS_ALONE, nodes_to_exclude=list(others)
+            )
+            quantizer.process()
+            quantizer.model.save_model_to_file(str(self.int8))
+            return run_onnx(self.int8)
         quantize_static(
             self.prepared,
             self.int8,
@@ -151,6 +174,8 @@ def quantize(
         print(f"{'int8':9} {'fp32':>10} {'int8':>10}")
         for name, (left, right) in rows.items():
             print(f"{name:9} {left:>10} {right:>10}")
+        if quantizer.weights_alone:
+            print("int8 has  the weights alone, as the network is a transformer")
         if left_out:
             print(f"fp32      {count_text(len(left_out), 'layer')}: {one_line(', '.join(left_out))}")
         print(f"written   {one_line(path)}")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torchvision.models import VisionTransformer
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint, paint
@@ -56,6 +58,23 @@ def test_fewest_layers_that_keep_the_score_are_left_out(quantizer: Quantizer) ->
     assert not find_layers(quantizer, score, whole)[2]
     with pytest.raises(UserError, match=r"^TRAIN_MAX_LOSS: int8 has a score of 99\..*100\.00 %"):
         find_layers(quantizer, score, 100.0)
+
+
+def test_transformer_keeps_its_activations(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(8, 4, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128, num_classes=10)
+    nn.init.normal_(model.heads.head.weight)  # torchvision's is 0
+    gray = Normalize.from_stats(torch.full((3,), 120.0), torch.full((3,), 60.0), torch.device("cpu"))
+    pixels = PIXELS.expand(-1, 3, -1, -1)
+    quantizer = Quantizer(Exported.of(model, gray, (3, 8, 8), TrainSettings(), tuple("abcdefghij")), pixels, tmp_path)
+    assert quantizer.weights_alone
+    assert len(quantizer.layers) == 2 * 3, "of each block; what it adds up is a Gemm"
+    expected = run_onnx(quantizer.plain)(pixels)
+    all_layers = quantizer.write(quantizer.layers, pixels)(pixels)
+    small = quantizer.int8.stat().st_size
+    one_layer = quantizer.write(quantizer.layers[:1], pixels)(pixels)
+    assert small < quantizer.int8.stat().st_size < quantizer.plain.stat().st_size
+    assert 0 < (one_layer - expected).abs().max() < (all_layers - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 @pytest.mark.launch
