@@ -22,8 +22,9 @@ from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_steps_taken, check_weights_finite
 from train.evaluation.evaluate import KEPT, Mistake, add_heat, as_json, evaluation_values
+from train.evaluation.heat_map import features_by_class
 from train.evaluation.results import EvalResult
-from train.models.inspection import count_multiply_adds, count_parameters
+from train.models.inspection import count_multiply_adds, count_parameters, count_training_flops, peak_flops
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
@@ -48,6 +49,7 @@ class RankResults:
     loading: LoadReport | None
     skipped: set[str]
     mistakes: list[Mistake]
+    sample: list[tuple[Tensor, Tensor]]
     joules: float | None
 
 
@@ -76,8 +78,14 @@ def write_summary(
         **evaluation_values(test, run.data.classes, run.settings.score),
         "mistakes": as_json(mistakes, run.data.classes),
     }
+    model = rebuilt or run.trainer.state.eval_model
     with run.metrics.without_failing("heat maps"):
-        add_heat(evaluation["mistakes"], mistakes, rebuilt or run.trainer.state.eval_model, run.source.normalize)
+        add_heat(evaluation["mistakes"], mistakes, model, run.source.normalize)
+    with run.metrics.without_failing("features"):
+        sample = [part for rank in ranks for part in rank.sample]
+        evaluation["features"] = features_by_class(model, sample, run.data.classes, run.source.normalize)
+    with run.metrics.without_failing("peak_share"):
+        summary |= peak_share(run, rebuilt or run.trainer.state.model, summary["step_seconds"])
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
     if skipped:
@@ -101,7 +109,7 @@ def write_summary(
     if run.settings.export != "off":
         from train.evaluation.exports import Exported, export_model  # late: few runs export
 
-        model, decoded = rebuilt or run.trainer.state.eval_model, run.model_builder.plan.the_trainer().image_shape
+        decoded = run.model_builder.plan.the_trainer().image_shape
         exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.data.classes)
         export_model(exported, run.settings.export.split(","), run.folder)
 
@@ -118,6 +126,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
         loading=run.source.load_report(trainer.state.seconds),
         skipped=run.source.skipped,
         mistakes=named_mistakes(run),
+        sample=run.mistakes.sample if run.mistakes else [],
         joules=trainer.energy.joules,
     )
 
@@ -201,6 +210,16 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "seed": settings.seed,
         "doubts": list(run.model_builder.plan.the_trainer().doubts),
     }
+
+
+def peak_share(run: TrainingRun, model: nn.Module, step_seconds: float) -> dict[str, float]:
+    """Return which share of what a rank's hardware reaches in a product of matrices a step reaches, if it is known."""
+    if not step_seconds:
+        return {}
+    with original_convolutions(model):
+        flops = count_training_flops(model, run.model_builder.shape)
+    reached = flops * run.settings.batch_size / run.group.world_size / step_seconds
+    return {"peak_share": round(reached / peak_flops(run.trainer.precision, run.group.device), 4)}
 
 
 def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:

@@ -222,15 +222,19 @@ class Mistake:
 
 @dataclass
 class MistakeCollector:
-    """Collects a rank's surest mistakes batch by batch."""
+    """Collects a rank's surest mistakes batch by batch, and as `sample` one of `every` images with their labels."""
 
     normalize: Normalize
+    every: int = 1
     kept: list[Mistake] = field(default_factory=list)
+    sample: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     evaluated: int = 0
 
     def add(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Look at a batch of normalized (N, C, H, W) images with their (N, classes) logits."""
         first, self.evaluated = self.evaluated, self.evaluated + len(images)
+        picked = slice(-first % self.every, None, self.every)
+        self.sample.append((self.normalize.undo(images[picked]), labels[picked].cpu()))
         shares, predicted = (logits / self.normalize.outputs.temperature).softmax(1).max(1)
         wrong = ((predicted != labels) & (labels != IGNORE_LABEL)).nonzero().flatten()
         if not len(wrong):

@@ -1,16 +1,25 @@
-"""Where in an image a network finds the class that it names: Grad-CAM (Selvaraju et al., 2017)."""
+"""Where in an image a network finds the class that it names, and which images look alike to it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from torch.utils.hooks import RemovableHandle
+
+from train.transforms.normalize import Normalize
+
+# Images whose features a report shows, and how many of them are computed at once.
+PROJECTED, PROJECTED_AT_ONCE = 256, 32
+# Names of more classes cover each other.
+MAX_PROJECTED_CLASSES = 30
 
 
 def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | None:
-    """Return (N, H, W) heat from 0 to 1 of (N, C, H, W) inputs for one class each.
+    """Return (N, H, W) heat from 0 to 1 of (N, C, H, W) inputs for one class each: Grad-CAM (Selvaraju et al., 2017).
 
     None for a network whose last layers have no map of features, such as a vision transformer.
     """
@@ -42,6 +51,51 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | Non
     heat = (gradient.mean((2, 3), keepdim=True) * maps[-1].detach()).sum(1, keepdim=True).relu()
     heat = interpolate(heat.float(), size=images.shape[2:], mode="bilinear")[:, 0]
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=1e-12)
+
+
+def record_features(model: nn.Module) -> tuple[list[Tensor], RemovableHandle] | None:
+    """Return a list that gets the (N, features) inputs of the last linear layer, batch by batch, and what ends that.
+
+    None without such a layer.
+    """
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    rows: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: Any) -> None:
+        rows.append(inputs[0].detach().flatten(1).float())
+
+    return (rows, heads[-1].register_forward_pre_hook(keep)) if heads else None
+
+
+def features_by_class(
+    model: nn.Module, sample: Sequence[tuple[Tensor, Tensor]], classes: Sequence[str], normalize: Normalize
+) -> dict[str, list[list[float]]]:
+    """Return (x, y) of images by class: where their features differ most, by principal components.
+
+    `sample` are (N, C, H, W) bytes with their labels, negative ones of no image. Nothing is returned without a linear
+    layer, and for many classes.
+    """
+    recorded = record_features(model.eval())
+    if not recorded or not sample or len(classes) > MAX_PROJECTED_CLASSES:
+        return {}
+    pixels, labels = (torch.cat(parts) for parts in zip(*sample, strict=True))
+    rows, hook = recorded
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            for part in torch.split(pixels, PROJECTED_AT_ONCE):
+                model(normalize(part.permute(0, 2, 3, 1)).to(device))
+    finally:
+        hook.remove()
+    features = torch.cat(rows)
+    features -= features.mean(0)
+    *_, directions = torch.linalg.svd(features, full_matrices=False)
+    places = (features @ directions[:2].T).tolist()
+    by_class: dict[str, list[list[float]]] = {name: [] for name in classes}
+    for label, place in zip(labels.tolist(), places, strict=True):
+        if label >= 0:
+            by_class[classes[label]].append([round(part, 4) for part in place])
+    return by_class
 
 
 def show_heat(pixels: Tensor, heat: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import scan_class
 from train.data.sources.image_list import UnreadableImage
+from train.evaluation.heat_map import record_features
 from train.evaluation.load_model import load_model
 from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes
@@ -110,17 +111,14 @@ class Predictor:
         Raises `UserError` without such a layer, for features of several copies, and for a file that cannot be written.
         """
         check_result_file(self.settings.features, "PREDICT_FEATURES")
-        heads = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         source = f"PREDICT_FEATURES={printable(self.settings.features)}"
         if self.settings.features and self.settings.features.suffix != ".npy":
             raise UserError(f"{source}: is no name of a NumPy file. Name one that ends with .npy.")
-        if not heads:
-            raise UserError(f"{source}: the model has no linear layer, whose inputs the features are. Unset it.")
         if self.copies != "off":
             raise UserError(f"{source}: an image has one row. Set PREDICT_TEST_TIME_AUGMENT=off.")
-        rows: list[Tensor] = []
-        heads[-1].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(1).float()))
-        return rows
+        if not (recorded := record_features(self.model)):
+            raise UserError(f"{source}: the model has no linear layer, whose inputs the features are. Unset it.")
+        return recorded[0]
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.

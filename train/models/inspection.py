@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
 from entrypoint.core.errors import first_line
 from train.models.cnn import GrayscaleToRGB
 from train.settings import ImageShape
+
+# Sides of the matrices by which the peak is measured, and how often they are multiplied.
+PRODUCT_SIDE, PRODUCTS = {"cpu": 1024, "cuda": 8192}, 4
+# fp8 is for some layers of a network in bf16.
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> object:
@@ -28,6 +35,32 @@ def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.devic
     with FlopCounterMode(display=False) as counter:
         dry_run(model, shape, device)
     return int(counter.get_total_flops()) // 2
+
+
+def count_training_flops(model: nn.Module, shape: ImageShape) -> int:
+    """Return the operations of products and convolutions in one image's forward and backward pass.
+
+    Sums count as operations too. Frozen layers need fewer. No gradient is stored, and none sent to other ranks.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton (torch 2.15)
+
+    image = torch.zeros(1, *shape, device=next(model.parameters()).device)
+    with FlopCounterMode(display=False) as counter:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        torch.autograd.grad(model.eval()(image).float().sum(), trained, allow_unused=True)
+    return int(counter.get_total_flops())
+
+
+def peak_flops(precision: str, device: torch.device) -> float:
+    """Return the operations a second of a product of large matrices, the most that a device reaches in a precision."""
+    side = PRODUCT_SIDE[device.type]
+    matrix = torch.rand(side, side, dtype=FORMATS.get(precision, torch.float32), device=device)
+    seconds = []
+    for _ in range(PRODUCTS):
+        began = time.perf_counter()
+        (matrix @ matrix)[0, 0].item()  # waits for a GPU
+        seconds.append(time.perf_counter() - began)
+    return 2 * side**3 / min(seconds)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -23,7 +23,7 @@ PARTS = {
     "price": "{:,.4f} by TRAIN_PRICE_PER_HOUR",
 }
 # What else stands in the file for Prometheus' node exporter (its textfile collector).
-EXPORTED = ("epochs", "train_seconds", "total_seconds", "images_per_second", "test_loss")
+EXPORTED = ("epochs", "train_seconds", "total_seconds", "images_per_second", "peak_share", "test_loss")
 
 
 class EnergyMeter:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
@@ -123,7 +124,7 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
         shown=[(key, value_text(value)) for key, value in summary.items() if key != "stragglers"],
         advice=advise(summary, lines),
         plots=drawings(plots_of(lines)),
-        confidence=drawings(confidence_plots(evaluation), ""),
+        confidence=drawings(confidence_plots(evaluation) | feature_plot(evaluation), ""),
         batch=base64.b64encode(batch.read_bytes()).decode() if is_file(batch) else "",
         skipped=first_lines(read_regular(skipped).splitlines()) if is_file(skipped) else [],
         mistakes=[one for one in evaluation.get("mistakes") or [] if one.get("png")],
@@ -190,8 +191,9 @@ MAX_INT = 2**63
 Curve = tuple[list[float], list[float]]
 
 
-# Drawn from 0 on.
-SPEED = "images/s"
+# Drawn from 0 on, and as points.
+SPEED, FEATURES = "images/s", "test images by their features"
+BEHIND_NAMES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
 
 
 def curve_of(lines: list[dict[str, Any]], field: str) -> Curve:
@@ -232,6 +234,12 @@ def confidence_plots(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Curve
     }
 
 
+def feature_plot(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
+    """Return where the features of some test images are, by class; nothing without any."""
+    places = {name: list(zip(*rows, strict=True)) for name, rows in (evaluation.get("features") or {}).items() if rows}
+    return {FEATURES: {name: (list(xs), list(ys)) for name, (xs, ys) in places.items()}} if places else {}
+
+
 @contextmanager
 def without_messages() -> Iterator[None]:
     """Keep matplotlib from printing: that it lists the fonts, and which letters its font lacks."""
@@ -262,14 +270,17 @@ def drawing(title: str, curves: Mapping[str, Curve], below: str) -> str:
     figure = Figure(figsize=(4.2, 3))
     FigureCanvasSVG(figure)
     axes = figure.subplots()
-    for epochs, values in curves.values():
-        axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1)
+    for name, (across, up) in curves.items():
+        is_cloud = title == FEATURES
+        (line,) = axes.plot(across, up, "o" if is_cloud else "o-" if len(across) < 40 else "-", ms=3, lw=1)
+        if is_cloud:  # a legend would hide a part of it
+            axes.text(fmean(across), fmean(up), name[:16], color=line.get_color(), weight="bold", bbox=BEHIND_NAMES)
     axes.set_title(title)
     axes.set_xlabel(below)
     axes.grid(alpha=0.3)
     if title == SPEED:
         axes.set_ylim(bottom=0)
-    if len(curves) > 1:
+    if len(curves) > 1 and title != FEATURES:
         axes.legend(axes.lines, list(curves), loc="upper right" if below else "upper left")  # "best" is slow
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
     out = io.StringIO()

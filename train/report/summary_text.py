@@ -62,6 +62,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     ]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped, steps, reserved = summary["images_skipped"], summary["skipped_steps"], summary["reserved_cpus"]
+    share = summary.get("peak_share")
     command = "entrypoint" if shutil.which("entrypoint") else one_line(Path(sys.prefix, "bin/entrypoint"))
     notes = {
         "few images": interval_text(summary[f"test_{name}"], summary["test_images"]) if name == "accuracy" else "",
@@ -72,6 +73,9 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,
+        "hardware": f"{100 * share:.0f} % of the operations a second that a product of matrices reaches"
+        if share
+        else "",
         "cost": cost_text(summary),
         "run folder": one_line(folder),
         "look at it": f"{one_line(folder)}/{REPORT_FILE}",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
-from train.models.inspection import count_multiply_adds
+from train.models.inspection import count_multiply_adds, count_training_flops
 from train.models.registry import build_model
 from train.settings import TrainSettings
 
@@ -113,7 +113,13 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     assert changed.training
     with original_convolutions(changed):
         counted = [count_multiply_adds(model, (3, 32, 32), torch.device("cpu")) for model in (changed, plain)]
+        trained = [count_training_flops(model, (3, 32, 32)) for model in (changed, plain)]
     assert counted[0] == counted[1]
+    assert trained[0] == trained[1] == pytest.approx(6 * counted[0], rel=0.05), "the input needs no gradient"
+    assert all(parameter.grad is None for parameter in changed.parameters())
+    plain.requires_grad_(requires_grad=False).fc.requires_grad_()
+    assert count_training_flops(plain, (3, 32, 32)) == 2 * counted[0] + 2 * plain.fc.weight.numel()
+    plain.requires_grad_()
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
     for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
         assert torch.equal(mine, theirs), name

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train.evaluation.heat_map import heat_maps, show_heat
+from train.evaluation.heat_map import MAX_PROJECTED_CLASSES, features_by_class, heat_maps, show_heat
 from train.models.registry import build_model
 from train.settings import TrainSettings
+from train.transforms.normalize import Normalize
 
 
 class Corners(nn.Module):
@@ -45,6 +46,23 @@ def test_only_networks_with_maps_of_features_have_heat(name: str, has_maps: bool
     model = build_model(TrainSettings(model=name), shape, 4).eval().requires_grad_(requires_grad=False)
     heat = heat_maps(model, torch.randn(2, *shape), torch.tensor([0, 1]))
     assert (heat is not None) == has_maps
+
+
+@pytest.mark.parametrize("classes", [("dark", "bright"), tuple(map(str, range(MAX_PROJECTED_CLASSES + 1)))])
+def test_images_of_a_class_are_near_each_other(classes: tuple[str, ...]) -> None:
+    normalize = Normalize.from_stats(torch.tensor([128.0]), torch.tensor([64.0]), torch.device("cpu"))
+    labels = torch.tensor([0, 1, -100] * 20)  # the last one fills a batch
+    pixels = (torch.randint(0, 40, (60, 1, 8, 8)) + 200 * (labels == 1).view(-1, 1, 1, 1)).to(torch.uint8)
+    sample = [*zip(pixels.split(25), labels.split(25), strict=True)]
+    found = features_by_class(build_model(TrainSettings(model="cnn"), (1, 8, 8), 2), sample, classes, normalize)
+    assert {name: len(places) for name, places in found.items()} == (
+        {"dark": 20, "bright": 20} if len(classes) == 2 else {}
+    )
+    if found:
+        across = {name: [place[0] for place in places] for name, places in found.items()}
+        low, high = sorted(across.values(), key=min)
+        assert max(low) < min(high)
+    assert not features_by_class(Corners(), sample, classes, normalize), "it has no linear layer"
 
 
 def test_heat_is_shown_in_red_over_the_image() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import Entrypoint
-from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT
+from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, epochs_of
 from train.report.cost import EnergyMeter, cost_text, prometheus_text, summarize_cost
 from train.report.gpu_clock import GpuClock
 
@@ -119,3 +119,26 @@ def test_run_says_what_it_cost(entrypoint: Entrypoint) -> None:
     assert re.search(r"^cost +.*by TRAIN_PRICE_PER_HOUR$", result.out, re.M)
     text = (entrypoint.folder / "runs/run/metrics.prom").read_text()
     assert f'reference_training_price{{run="run"}} {json.dumps(summary["price"])}\n' in text
+
+
+METERED_MODEL = """
+import math, time
+from torch import nn
+from train.report import cost
+
+cost.EnergyMeter.node_joules = lambda meter: [("a", 10 * time.monotonic(), math.inf)]
+
+def make(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@pytest.mark.launch
+def test_joules_so_far_are_in_the_metrics(entrypoint: Entrypoint) -> None:
+    """The model's module stands for a kernel that lets its counters be read."""
+    (entrypoint.folder / "metered.py").write_text(METERED_MODEL)
+    env = SMALL | {"TRAIN_MODEL": "metered:make", "TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run"}
+    summary = entrypoint.train(env=env)
+    joules = [line["joules"] for line in epochs_of(entrypoint, "run")]
+    assert len(joules) == 3
+    assert joules == sorted(joules)
+    assert 0 < joules[0] < joules[-1] <= summary["joules"]

@@ -34,6 +34,7 @@ EVALUATION = {
     "classes": ["cat", "dog", EVIL], "class_accuracy": {"cat": 50.0, "dog": 80.0, EVIL: None},
     "confusion": [[5, 4, 1], [2, 8, 0], [0, 0, 0]],
     "mistakes": [{"class": "cat", "predicted": EVIL, "probability": 0.97, "png": PNG}],
+    "features": {"cat": [[1.0, 2.0], [2.0, 3.0]], "dog": [], EVIL: [[-4.0, 0.5]]},
 }  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def test_page_has_everything_and_escapes_names(run: Path) -> None:
     text = write_report(run).read_text()
     for title in ("What to change", "Curves", "Surest mistakes", "Classes", "Confusion matrix", "Plan", "Settings"):
         assert f"<h2>{title}</h2>" in text
+    assert "test images by their features" in text
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", text), "the page needs no network"
     assert not re.search(r"url\(http|@import", text)
