@@ -51,6 +51,7 @@ class RankResults:
     mistakes: list[Mistake]
     sample: list[tuple[Tensor, Tensor]]
     joules: float | None
+    cpu_seconds: float
 
 
 def write_summary(
@@ -92,14 +93,7 @@ def write_summary(
         with disk_errors_as_user_errors(run.folder):
             atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
     summary["total_seconds"] = round(time.time() - started, 3)
-    summary |= summarize_cost(
-        sum(rank.threads for rank in ranks),
-        0 if run.group.device.type == "cpu" else len(ranks),
-        [rank.joules for rank in ranks if rank.joules is not None],
-        summary["total_seconds"],
-        run.trainer.meter.steps * run.settings.batch_size,
-        run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
-    )
+    summary |= cost_of_ranks(run, ranks, summary["total_seconds"])
     write_files(run, run.metrics, summary, evaluation, eval_state)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)
@@ -112,6 +106,20 @@ def write_summary(
         decoded = run.model_builder.plan.the_trainer().image_shape
         exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.data.classes)
         export_model(exported, run.settings.export.split(","), run.folder)
+
+
+def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) -> dict[str, float]:
+    """Return what a command of so many seconds cost, and which share of its cores' time its ranks used."""
+    cores = sum(rank.threads for rank in ranks)
+    cost = summarize_cost(
+        cores,
+        0 if run.group.device.type == "cpu" else len(ranks),
+        [rank.joules for rank in ranks if rank.joules is not None],
+        seconds,
+        run.trainer.meter.steps * run.settings.batch_size,
+        run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
+    )
+    return cost | {"cpu_utilization": round(sum(rank.cpu_seconds for rank in ranks) / (cores * seconds), 4)}
 
 
 def results_of_rank(run: TrainingRun) -> RankResults:
@@ -128,6 +136,7 @@ def results_of_rank(run: TrainingRun) -> RankResults:
         mistakes=named_mistakes(run),
         sample=run.mistakes.sample if run.mistakes else [],
         joules=trainer.energy.joules,
+        cpu_seconds=time.process_time(),
     )
 
 

@@ -1,9 +1,9 @@
-"""Samples the clock of a rank's GPU while it trains, and why it is slow, from NVML."""
+"""Samples the clock and the utilization of a rank's GPU while it trains, and why it is slow, from NVML."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ SLOW_SHARE = 0.9
 
 
 class GpuClock:
-    """The clocks of a GPU in MHz, one for each log line, and the faults that slowed it.
+    """The clocks of a GPU in MHz, one for each log line, how busy it was, and the faults that slowed it.
 
     `nvml` is pynvml, or what answers in its place. A MIG device and a missing driver have no clock.
     """
 
     def __init__(self, device: torch.device, nvml: Any = None) -> None:
         self.samples: list[int] = []
+        self.busy_percent: list[int] = []
         self.faults: set[str] = set()
         self.max_mhz = 0
         self.nvml = nvml
@@ -48,6 +49,7 @@ class GpuClock:
             return
         with suppress(self.nvml.NVMLError):
             self.samples.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+            self.busy_percent.append(self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu)
             reasons = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
             self.faults |= {name for bit, name in FAULTS.items() if reasons & bit}
 
@@ -58,6 +60,7 @@ class GpuClock:
         return {
             "gpu_clock_mhz": round(median(self.samples)),
             "gpu_max_clock_mhz": self.max_mhz,
+            "gpu_utilization": round(fmean(self.busy_percent or [0]) / 100, 4),
             "gpu_slowed_by": ", ".join(sorted(self.faults)),
         }
 

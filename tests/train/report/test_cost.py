@@ -115,6 +115,7 @@ def test_run_says_what_it_cost(entrypoint: Entrypoint) -> None:
     summary = entrypoint.summary("run")
     assert summary["price"] == pytest.approx(summary["total_seconds"], rel=1e-3)
     assert "core_hours" in summary
+    assert 0 < summary["cpu_utilization"] < 1.1
     assert "gpu_hours" not in summary
     assert re.search(r"^cost +.*by TRAIN_PRICE_PER_HOUR$", result.out, re.M)
     text = (entrypoint.folder / "runs/run/metrics.prom").read_text()

@@ -34,6 +34,9 @@ class ClockNvml:
     def nvmlDeviceGetClockInfo(self, _: str, __: int) -> int:  # noqa: N802
         return self.clocks.pop(0)
 
+    def nvmlDeviceGetUtilizationRates(self, _: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=90 - 15 * len(self.clocks), memory=5)
+
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: str) -> int:  # noqa: N802
         return self.reasons
 
@@ -51,7 +54,9 @@ def test_clock_is_the_median_and_faults_are_named(reasons: int, said: str) -> No
     clock = GpuClock(torch.device("cpu"), ClockNvml([1900, 1200, 1300], reasons))
     for _ in range(3):
         clock.sample()
-    assert clock.to_json() == {"gpu_clock_mhz": 1300, "gpu_max_clock_mhz": 1980, "gpu_slowed_by": said}
+    assert clock.to_json() == {
+        "gpu_clock_mhz": 1300, "gpu_max_clock_mhz": 1980, "gpu_utilization": 0.75, "gpu_slowed_by": said,
+    }  # fmt: skip
 
 
 def test_without_a_gpu_there_is_no_clock() -> None:
