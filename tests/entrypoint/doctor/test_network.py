@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.doctor.network import network_checks
+from entrypoint.doctor.network_speed import network_checks
 from tests.conftest import Entrypoint
 from tests.entrypoint.launch.running_ranks import run_together
 from tests.machines import write_adapter

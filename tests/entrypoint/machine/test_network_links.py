@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor.network import Link, RdmaAdapter, read_adapters, read_link, uverbs_problem
+from entrypoint.doctor.network_speed import Link, RdmaAdapter, read_adapters, read_link, uverbs_problem
 from tests.machines import write_adapter
 
 
