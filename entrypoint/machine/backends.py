@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import last_error_line
 from entrypoint.core.user_dirs import nearest_existing
-from entrypoint.machine.python_packages import minor_version
+from entrypoint.machine.interpreter import minor_version
 
 PACKAGE = "oneccl_bindings_for_pytorch"
 # Where the wheel keeps libfabric's providers; other builds may keep them elsewhere below the package.

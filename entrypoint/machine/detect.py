@@ -17,8 +17,8 @@ from entrypoint.machine.cgroup import read_limits
 from entrypoint.machine.container import ContainerInfo, detect_container
 from entrypoint.machine.cpu_topology import Cpu, read_topology
 from entrypoint.machine.gpus import Driver, Gpu, read_gpus
+from entrypoint.machine.interpreter import Packages, read_packages
 from entrypoint.machine.procfs import read_lines
-from entrypoint.machine.python_packages import Packages, read_packages
 from entrypoint.machine.shared_libraries import Library, read_libraries
 
 # The CPU flags that select the data type and IPEX: vector, matrix and bfloat16 units of x86 and Arm.

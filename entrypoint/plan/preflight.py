@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from entrypoint.machine.python_packages import minor_version
+from entrypoint.machine.interpreter import minor_version
 from entrypoint.plan.devices import find_gpu_problem
 from entrypoint.plan.inputs import PlanInputs
 

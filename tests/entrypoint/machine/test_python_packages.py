@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.python_packages import Packages, read_packages, torch_cuda_version
+from entrypoint.machine.interpreter import Packages, read_packages, torch_cuda_version
 from tests.machines import write
 
 SITE = "lib/python3.11/site-packages"

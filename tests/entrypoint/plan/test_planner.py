@@ -13,8 +13,7 @@ from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.node_group import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
-from entrypoint.machine.interpreter import Interpreter
-from entrypoint.machine.python_packages import Packages
+from entrypoint.machine.interpreter import Interpreter, Packages
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan

@@ -11,7 +11,7 @@ from entrypoint.job.detect import Job
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Driver
-from entrypoint.machine.python_packages import Packages
+from entrypoint.machine.interpreter import Packages
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.preflight import preflight_checks

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.machine.detect import Machine
-from entrypoint.machine.python_packages import Packages
+from entrypoint.machine.interpreter import Packages
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET as SMALL
