@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ def write_summary(
 
 
 def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) -> dict[str, float]:
-    """Return what a command of so many seconds cost, and which share of its cores' time its ranks used."""
+    """Return what a command of so many seconds cost, and which share of their time its cores and GPUs were used."""
     cores = sum(rank.threads for rank in ranks)
     cost = summarize_cost(
         cores,
@@ -119,7 +120,10 @@ def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) ->
         run.trainer.meter.steps * run.settings.batch_size,
         run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
     )
-    return cost | {"cpu_utilization": round(sum(rank.cpu_seconds for rank in ranks) / (cores * seconds), 4)}
+    cost["cpu_utilization"] = round(sum(rank.cpu_seconds for rank in ranks) / (cores * seconds), 4)
+    if busy := [rank.times.gpu["gpu_utilization"] for rank in ranks if rank.times.gpu]:
+        cost["gpu_utilization"] = round(fmean(busy), 4)
+    return cost
 
 
 def results_of_rank(run: TrainingRun) -> RankResults:

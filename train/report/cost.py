@@ -19,6 +19,7 @@ PARTS = {
     "core_hours": "{:,.3f} core hours",
     "gpu_hours": "{:,.3f} GPU hours",
     "cpu_utilization": "{:.0%} of the cores' time",
+    "gpu_utilization": "{:.0%} of the GPUs' time",
     "joules": "{:,.0f} J of the nodes",
     "images_per_joule": "{:,.2f} images/J",
     "price": "{:,.4f} by TRAIN_PRICE_PER_HOUR",
