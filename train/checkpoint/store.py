@@ -79,7 +79,10 @@ class RunStore:
         """Return the text of an object, empty if there is none."""
         try:
             return str(self.files.cat_file(f"{self.root}/{name}").decode(errors="replace"))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            answer = getattr(error.__cause__, "response", {})
+            if answer.get("Error", {}).get("Code") == "NoSuchBucket":
+                raise
             return ""
 
     def run_to_open(self, run_name: str | None, resume: str) -> str:

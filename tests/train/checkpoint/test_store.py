@@ -432,6 +432,8 @@ def test_busy_server_is_asked_again_and_cut_answers_are_errors(tmp_path: Path) -
         with expired, pytest.raises(UserError, match="token has expired") as raised:
             started(RunStore("s3://bucket/runs", tmp_path / "fourth", "X"))
         assert "hidden-key" not in str(raised.value)
-        with pytest.raises(UserError, match="bucket does not exist"):
-            started(RunStore("s3://gone/runs", tmp_path / "fifth", "X"))
+        gone = RunStore("s3://gone/runs", tmp_path / "fifth", "X")
+        for use in (started, lambda store: store.run_to_open(None, "off")):  # a run, and the plan of one without a name
+            with pytest.raises(UserError, match="bucket does not exist"):
+                use(gone)
     assert "hidden-key" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*.json"))
