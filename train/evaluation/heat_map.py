@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 
+from train.models.inspection import head_names
 from train.transforms.normalize import Normalize
 
-# Images whose features a report shows, and how many of them are computed at once.
-PROJECTED, PROJECTED_AT_ONCE = 256, 32
+# Images whose features a report shows, and how many of them are computed at once. Other ranks wait meanwhile.
+PROJECTED, PROJECTED_AT_ONCE, LIMIT_S = 256, 16, 5.0
 # Names of more classes cover each other.
 MAX_PROJECTED_CLASSES = 30
 
@@ -53,18 +55,18 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor | Non
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=1e-12)
 
 
-def record_features(model: nn.Module) -> tuple[list[Tensor], RemovableHandle] | None:
-    """Return a list that gets the (N, features) inputs of the last linear layer, batch by batch, and what ends that.
+def record_features(model: nn.Module, outputs: int) -> tuple[list[Tensor], RemovableHandle] | None:
+    """Return a list that gets the (N, features) inputs of the layer that gives the outputs, and what ends that.
 
     None without such a layer.
     """
-    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    heads = head_names(model, outputs)
     rows: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: Any) -> None:
         rows.append(inputs[0].detach().flatten(1).float())
 
-    return (rows, heads[-1].register_forward_pre_hook(keep)) if heads else None
+    return (rows, model.get_submodule(heads[-1]).register_forward_pre_hook(keep)) if heads else None
 
 
 def features_by_class(
@@ -72,19 +74,21 @@ def features_by_class(
 ) -> dict[str, list[list[float]]]:
     """Return (x, y) of images by class: where their features differ most, by principal components.
 
-    `sample` are (N, C, H, W) bytes with their labels, negative ones of no image. Nothing is returned without a linear
-    layer, and for many classes.
+    `sample` are (N, C, H, W) bytes with their labels, negative ones of no image. A slow network gets as many of them as
+    fit into `LIMIT_S`. Nothing is returned where no layer is the head, and for many classes.
     """
-    recorded = record_features(model.eval())
+    recorded = record_features(model.eval(), len(classes))
     if not recorded or not sample or len(classes) > MAX_PROJECTED_CLASSES:
         return {}
     pixels, labels = (torch.cat(parts) for parts in zip(*sample, strict=True))
     rows, hook = recorded
-    device = next(model.parameters()).device
+    device, until = next(model.parameters()).device, time.monotonic() + LIMIT_S
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            for part in torch.split(pixels, PROJECTED_AT_ONCE):
-                model(normalize(part.permute(0, 2, 3, 1)).to(device))
+            for part in torch.split(order, PROJECTED_AT_ONCE):
+                if time.monotonic() < until:
+                    model(normalize(pixels[part].permute(0, 2, 3, 1)).to(device))
     finally:
         hook.remove()
     features = torch.cat(rows)
@@ -92,7 +96,7 @@ def features_by_class(
     *_, directions = torch.linalg.svd(features, full_matrices=False)
     places = (features @ directions[:2].T).tolist()
     by_class: dict[str, list[list[float]]] = {name: [] for name in classes}
-    for label, place in zip(labels.tolist(), places, strict=True):
+    for label, place in zip(labels[order].tolist(), places, strict=False):
         if label >= 0:
             by_class[classes[label]].append([round(part, 4) for part in place])
     return by_class

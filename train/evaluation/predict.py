@@ -116,8 +116,8 @@ class Predictor:
             raise UserError(f"{source}: is no name of a NumPy file. Name one that ends with .npy.")
         if self.copies != "off":
             raise UserError(f"{source}: an image has one row. Set PREDICT_TEST_TIME_AUGMENT=off.")
-        if not (recorded := record_features(self.model)):
-            raise UserError(f"{source}: the model has no linear layer, whose inputs the features are. Unset it.")
+        if not (recorded := record_features(self.model, len(self.trained.classes))):
+            raise UserError(f"{source}: the model has no last layer, whose inputs the features are. Unset it.")
         return recorded[0]
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:

@@ -54,7 +54,13 @@ def test_images_of_a_class_are_near_each_other(classes: tuple[str, ...]) -> None
     labels = torch.tensor([0, 1, -100] * 20)  # the last one fills a batch
     pixels = (torch.randint(0, 40, (60, 1, 8, 8)) + 200 * (labels == 1).view(-1, 1, 1, 1)).to(torch.uint8)
     sample = [*zip(pixels.split(25), labels.split(25), strict=True)]
-    found = features_by_class(build_model(TrainSettings(model="cnn"), (1, 8, 8), 2), sample, classes, normalize)
+    pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, len(classes), 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for model in (build_model(TrainSettings(model="cnn"), (1, 8, 8), len(classes)), pooled):
+        check_places(features_by_class(model, sample, classes, normalize), classes)
+    assert not features_by_class(Corners(), sample, classes, normalize), "it has no weights that give the outputs"
+
+
+def check_places(found: dict[str, list[list[float]]], classes: tuple[str, ...]) -> None:
     assert {name: len(places) for name, places in found.items()} == (
         {"dark": 20, "bright": 20} if len(classes) == 2 else {}
     )
@@ -62,7 +68,6 @@ def test_images_of_a_class_are_near_each_other(classes: tuple[str, ...]) -> None
         across = {name: [place[0] for place in places] for name, places in found.items()}
         low, high = sorted(across.values(), key=min)
         assert max(low) < min(high)
-    assert not features_by_class(Corners(), sample, classes, normalize), "it has no linear layer"
 
 
 def test_heat_is_shown_in_red_over_the_image() -> None:
