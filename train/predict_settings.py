@@ -24,9 +24,7 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
     ] = "auto"
     features: Annotated[
         Path | None,
-        about(
-            "Also write what the last linear layer gets of each image, as a .npy file with a row for each.", basic=True
-        ),
+        about("Also write what the last layer gets of each image, as a .npy file with a row for each.", basic=True),
     ] = None
     model: Annotated[
         str, about("Your own model's package.module:function, which a file alone may not choose.", basic=True)
