@@ -20,7 +20,9 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
+from entrypoint.core.errors import ExitCode, UserError
 from tests.machines import smp
+from tests.net import free_port
 from tools.cgroups import memory_limit, quota
 from tools.cifar10_images import unpacked_images
 
@@ -60,6 +62,11 @@ class Result:
     out: str
     err: str
 
+    def succeeded(self) -> Result:
+        """Return this of a command that must have ended with code 0."""
+        assert self.code == 0, self.err + self.out
+        return self
+
     @property
     def error_lines(self) -> list[str]:
         """The lines that the entrypoint itself calls errors."""
@@ -92,21 +99,58 @@ class Entrypoint:
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
+    def succeed(self, *arguments: str | Path, **options: Any) -> Result:
+        """Run a command, which must end with code 0."""
+        return self(*arguments, **options).succeeded()
+
+    def error_line(self, *arguments: str | Path, code: int = ExitCode.USAGE, **options: Any) -> str:
+        """Run a command that must end with this code and one line of error, all that a quiet run prints; return it."""
+        result = self(*arguments, **options)
+        assert result.code == code, result.err + result.out
+        (line,) = result.error_lines
+        assert "Traceback" not in result.err
+        is_quiet = "--quiet" in arguments or "LAUNCH_QUIET" in (options.get("env") or {})
+        assert not is_quiet or result.err == f"{line}\n"
+        return line
+
+    def run_script(self, text: str, *words: str | Path, **options: Any) -> Result:
+        """Run a user's script with this text, as x.py; the words stand in front of it."""
+        script(self.folder, "x.py", text)
+        return self("run", *words, "x.py", **options)
+
     def plan(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Any:
         """Return the plan as parsed JSON."""
-        result = self("plan", "--json", *arguments, env=env)
-        assert result.code == 0, result.err
-        return json.loads(result.out)
+        return json.loads(self.succeed("plan", "--json", *arguments, env=env).out)
 
     def train(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Any:
         """Train, which must succeed, and return the summary."""
-        result = self("train", *arguments, env={"TRAIN_TENSORBOARD": "0", **(env or {})})
-        assert result.code == 0, result.err + result.out
+        self.succeed("train", *arguments, env={"TRAIN_TENSORBOARD": "0", **(env or {})})
         return self.summary()
+
+    def cut(self, name: str = "run") -> None:
+        """Remove all checkpoints of a run but its first, as if it had been killed after that."""
+        for path in sorted(self.folder.glob(f"runs/{name}/checkpoint/step-*"))[1:]:
+            shutil.rmtree(path)
 
     def summary(self, name: str = "latest") -> Any:
         """Return a run's summary.json."""
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+
+def refusal(
+    call: Callable[..., object],
+    *arguments: Any,
+    match: str | None = None,
+    code: int = ExitCode.USAGE,
+    **named: Any,
+) -> str:
+    """Return the message with which a call refuses: one printable line, with this exit code."""
+    with pytest.raises(UserError, match=match) as caught:
+        call(*arguments, **named)
+    message = str(caught.value)
+    assert message.isprintable(), ascii(message)
+    assert caught.value.code == code, message
+    return message
 
 
 def launcher(*names: str, said: str) -> str:
@@ -176,6 +220,26 @@ def paint(folder: Path, classes: int = 3, each: int = 8, size: tuple[int, int] =
             pixels = (level + random.integers(-30, 30, size=(size[1], size[0], *channels))).clip(0, 255)
             suffix = "png" if index % 2 else "jpg"
             Image.fromarray(pixels.astype(np.uint8), mode).save(place / f"{index:03}.{suffix}")
+
+
+@pytest.fixture
+def port() -> int:
+    """Return a port of this host that nobody uses."""
+    return free_port()
+
+
+@pytest.fixture
+def torchvision() -> Any:
+    """Return torchvision, or skip the test where it cannot be loaded, as for another version of torch."""
+    return pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+
+
+@pytest.fixture
+def removed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder that was removed."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
 
 
 @pytest.fixture

@@ -45,14 +45,28 @@ def make_machine(cores: int = 4, online: int | None = None, quota: float | None 
     )
 
 
-def make_test_plan(
-    node: Machine, environ: Mapping[str, str] | None = None, job: Job | None = None, program: Program = SCRIPT
-) -> Plan:
+def plan_inputs(
+    node: Machine,
+    environ: Mapping[str, str] | None = None,
+    job: Job | None = None,
+    program: Program = SCRIPT,
+    **more: Any,
+) -> PlanInputs:
+    """Return what a plan is made from, of one node if `node_group` does not say more."""
     environ = environ or {}
-    chosen, job = read_launch_settings(environ, {}), job or Job()
-    return make_plan(
-        PlanInputs(chosen, node, job, program, environ, "python", node_group=detect_node_group(chosen, environ, job))
-    )
+    return PlanInputs(read_launch_settings(environ, {}), node, job or Job(), program, environ, "python", **more)
+
+
+def make_test_plan(
+    node: Machine,
+    environ: Mapping[str, str] | None = None,
+    job: Job | None = None,
+    program: Program = SCRIPT,
+    **more: Any,
+) -> Plan:
+    """Make a plan for the nodes that the settings and the job name."""
+    inputs = plan_inputs(node, environ, job, program, **more)
+    return make_plan(replace(inputs, node_group=detect_node_group(inputs.settings, inputs.environ, inputs.job)))
 
 
 def reason_for(made: Plan, what: str) -> str:

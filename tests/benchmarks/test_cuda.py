@@ -44,8 +44,8 @@ def jpegs(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("torchvision")
 def test_cuda_decoded_batches_are_crops_with_their_labels(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
     images, labels = next(decoded_batches(jpegs(tmp_path), torch.device("cpu"), 16))
     assert images.shape == (16, 3, SIDE, SIDE)
     assert images.is_contiguous(memory_format=torch.channels_last)

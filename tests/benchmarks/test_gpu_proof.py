@@ -69,8 +69,8 @@ def test_kit_names_its_files_unless_variables_are_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("torchvision")
 def test_dry_run_of_rows_and_their_resumption(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
     words = [PYTHON, "-m", "benchmarks.gpu_proof", "--dry-run", f"--folder={tmp_path}", f"--kit={tmp_path / 'none'}"]
     environ = {**clean_environment(), "OUT": str(tmp_path / "out")}
     for _ in range(2):

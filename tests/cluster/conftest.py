@@ -250,8 +250,7 @@ class Slurm(Scheduler):
 
     def submit(self, file: Path, *options: str, env: Mapping[str, str] | None = None) -> str:
         """Submit a batch script and return the job's number."""
-        done = self.run("sbatch", "--parsable", *options, file, env=env)
-        assert done.code == 0, done.out
+        done = self.run("sbatch", "--parsable", *options, file, env=env).succeeded()
         return done.out.split()[-1].split(";")[0]
 
     def state(self, job: str) -> dict[str, str]:
@@ -288,8 +287,7 @@ class GridEngine(Scheduler):
     ) -> str:
         """Submit a batch script and return the job's number; the job does not get the variables `without`."""
         removed = [f"--unset={name}" for name in without]
-        done = self.run("env", *removed, "qsub", "-terse", *options, file, env=env)
-        assert done.code == 0, done.out
+        done = self.run("env", *removed, "qsub", "-terse", *options, file, env=env).succeeded()
         return done.out.split()[-1]
 
     def is_known(self, job: str) -> bool:

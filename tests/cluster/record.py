@@ -1,7 +1,7 @@
 """Records what real launchers put into the environment of each rank: python -m tests.cluster.record >FILE
 
 Needs the nodes of conftest.py (CLUSTER_NODES, CLUSTER_SSH, CLUSTER_SLURM), Open MPI 4 and 5, and MPICH. It prints
-tests/entrypoint/job/launches.json, which `test_recorded_launches.py` reads: each launch with its ranks' variables.
+tests/entrypoint/job/launches.json, which `test_documented_launches.py` reads: each launch with its ranks' variables.
 """
 
 from __future__ import annotations

@@ -163,8 +163,7 @@ def test_books_script_for_several_machines_runs_unchanged(cluster: Cluster) -> N
     )
     env = cluster.mpi("Open MPI") | {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
     words = ("mpirun", "-np", "4", "--host", "node1:2,node2:2", "-x", "MASTER_ADDR", "-x", "MASTER_PORT")
-    done = cluster.run("node1", *words, *ENTRYPOINT, "run", "book.py", env=env)
-    assert done.code == 0, done.out
+    done = cluster.run("node1", *words, *ENTRYPOINT, "run", "book.py", env=env).succeeded()
     assert sorted(line for line in done.out.splitlines() if line.startswith("rank ")) == [
         f"rank {rank} of 4: 6.0" for rank in range(4)
     ]

@@ -34,8 +34,7 @@ exec "$@"
 def test_mpirun_outside_tells_ranks_the_first_node(cluster: Cluster, version: str) -> None:
     script(cluster.folder, "x.py", SHOW)
     words = ("mpirun", "--bind-to", "none", "-np", "2", "--host", "node1:1,node2:1", *ENTRYPOINT, "run", "x.py")
-    result = cluster.run("node1", *words, env=cluster.mpi(version))
-    assert result.code == 0, result.out
+    result = cluster.run("node1", *words, env=cluster.mpi(version)).succeeded()
     lines = sorted(line for line in result.out.splitlines() if line.startswith("rank "))
     assert [line.split()[1::2] for line in lines] == [["0", "node1"], ["1", "node2"]]
     first = f"{os.environ.get('CI_NODES_NET', '10.78.0')}.1"
@@ -47,8 +46,7 @@ def test_mpirun_outside_tells_ranks_the_first_node(cluster: Cluster, version: st
 def test_binding_by_default_on_other_nodes_is_said(cluster: Cluster, options: tuple[str, ...], threads: int) -> None:
     words = ("mpirun", *options, "-np", "2", "--host", "node1:1,node2:1", *ENTRYPOINT, "train")
     flags = ("--run-name=two", "--dataset=digits", "--epochs=1")
-    result = cluster.run("node1", *words, *flags, env=cluster.mpi("Open MPI 5"))
-    assert result.code == 0, result.out
+    result = cluster.run("node1", *words, *flags, env=cluster.mpi("Open MPI 5")).succeeded()
     assert cluster.summary("two")["threads"] == threads, "those of the slowest rank"
     slower = "rank 1 on node2 computes with 1 threads, and rank 0 on node1 with 2"
     assert (slower in result.out) == (threads == 1)
@@ -71,8 +69,7 @@ def test_daemons_of_other_nodes_start_inside_the_image(cluster: Cluster, version
     inside = {"APPTAINER_CONTAINER": "/images/cuda.sif"}
     agents = {"OMPI_MCA_plm_rsh_agent": str(rsh), "PRTE_MCA_plm_ssh_agent": str(rsh)}
     words = (*ENTRYPOINT, "run", "--hosts=node1:1,node2:1", "x.py")
-    result = cluster.run("node1", *words, env=cluster.mpi(version) | inside | agents)
-    assert result.code == 0, result.out
+    result = cluster.run("node1", *words, env=cluster.mpi(version) | inside | agents).succeeded()
     assert result.out.count("rank ") == 2
     daemon = "prted" if version == "Open MPI 5" else "orted"
     (asked,) = (cluster.folder / "asked").read_text().splitlines()

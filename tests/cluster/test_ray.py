@@ -77,8 +77,7 @@ def two_raylets(cluster: Cluster) -> Iterator[Ray]:
         ):
             own = cluster.run(f"node{number}", "hostname", "-I").out.split()[0]
             words = (*ray, *role, f"--node-ip-address={own}", f"--temp-dir={folder}/{number}")
-            done = cluster.run(f"node{number}", *words)
-            assert done.code == 0, done.out
+            cluster.run(f"node{number}", *words).succeeded()
         yield Ray(cluster, python, {"RAY_ADDRESS": f"{address}:6379"})
     finally:
         cluster.do("down")  # before their folder goes
@@ -96,8 +95,7 @@ def test_ranks_get_what_ray_gave(two_raylets: Ray) -> None:
     show = str(script(cluster.folder, "show.py", SHOW))
     alone = shown_by(cluster.run("node1", *ENTRYPOINT, "run", show).out)[0]
     task = script(cluster.folder, "task.py", TASK)
-    done = cluster.run("node1", two_raylets.python, task, *ENTRYPOINT, "run", show, env=two_raylets.environ)
-    assert done.code == 0, done.out
+    done = cluster.run("node1", two_raylets.python, task, *ENTRYPOINT, "run", show, env=two_raylets.environ).succeeded()
     assert [line for line in done.out.splitlines() if line.startswith("1 shown")], "Ray itself sets OMP_NUM_THREADS=1"
     of_all, of_one = shown_by(done.out)
     assert of_all == alone | {"CUDA_VISIBLE_DEVICES": "0"}, "nobody wished for a single thread"

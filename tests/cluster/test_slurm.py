@@ -34,8 +34,7 @@ MORE = """
 @pytest.fixture
 def more(slurm: Slurm) -> Slurm:
     """A Slurm with a partition that preempts the other, and jobs of several parts."""
-    done = slurm.run("bash", script(slurm.cluster.folder, "more.sh", MORE))
-    assert done.code == 0, done.out
+    slurm.run("bash", script(slurm.cluster.folder, "more.sh", MORE)).succeeded()
     return slurm
 
 
@@ -150,8 +149,7 @@ def test_wrapper_that_exports_rank_variables_changes_nothing(slurm: Slurm, shape
     wrapper.chmod(0o755)
     options = (*shape, "--cpus-per-task=1", "--cpu-bind=none", "--kill-on-bad-exit=1")
     env = {**SHORT, "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain"}
-    done = slurm.run("srun", *options, wrapper, *ENTRYPOINT, "train", env=env)
-    assert done.code == 0, done.out
+    slurm.run("srun", *options, wrapper, *ENTRYPOINT, "train", env=env).succeeded()
     assert slurm.cluster.summary("job")["world_size"] == int(shape[1][2:])
     assert "started by srun on this node" in (slurm.cluster.folder / "runs/job/plan.json").read_text()
 
@@ -179,8 +177,7 @@ def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
     step = "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=1"
     shell = f"env {step} SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=node1 {' '.join(ENTRYPOINT)}"
     options = ("-N2", "-n2", "--cpus-per-task=2")
-    done = slurm.run("salloc", *options, "sh", "-c", f"{shell} train", env=SHORT)
-    assert done.code == 0, done.out
+    slurm.run("salloc", *options, "sh", "-c", f"{shell} train", env=SHORT).succeeded()
     assert slurm.cluster.summary("job")["world_size"] == 2
     alone = slurm.run(
         "salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT | {"TRAIN_RUN_NAME": "alone"}

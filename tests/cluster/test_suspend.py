@@ -40,7 +40,6 @@ def test_suspended_slurm_job_goes_on(slurm: Slurm) -> None:
     started.wait_for("epoch 2/")
     (job,) = slurm.run("squeue", "--noheader", "--name=suspended", "--format=%A").out.split()
     for verb in ("suspend", "resume"):
-        done = slurm.run("scontrol", verb, job)
-        assert done.code == 0, done.out
+        slurm.run("scontrol", verb, job).succeeded()
         time.sleep(SUSPENDED_S)
     goes_on(started)

@@ -71,8 +71,7 @@ class Docker:
 
     def start(self, image: str, *program: str, options: tuple[str, ...] = ()) -> str:
         """Start a container in the background and return its id."""
-        result = run("docker", "run", "--detach", *ALONE, *options, self.tag(image), *program)
-        assert result.code == 0, result.err
+        result = run("docker", "run", "--detach", *ALONE, *options, self.tag(image), *program).succeeded()
         self.left.append(result.out.strip())
         return self.left[-1]
 

@@ -24,8 +24,7 @@ POISON = "raise SystemExit('the host leaked in')\n"
 @pytest.mark.parametrize("image", SIFS)
 def test_apptainer_run_equals_docker_run(apptainer: Apptainer, place: Path, image: str) -> None:
     here = ("--pwd", inside(apptainer, place))
-    trained = apptainer("run", image, options=here)
-    assert trained.code == 0, trained.err
+    trained = apptainer("run", image, options=here).succeeded()
     assert float(re.findall(r"test accuracy +([\d.]+) %", trained.out)[-1]) >= 97
     assert {path.lstat().st_uid for path in (place / "runs").rglob("*")} == {place_owner(apptainer)}
     script(place, "x.py", "import sys, torch; print(torch.get_num_threads(), sys.argv[1:])")
@@ -36,8 +35,7 @@ def test_apptainer_run_equals_docker_run(apptainer: Apptainer, place: Path, imag
 
 @pytest.mark.parametrize("image", SIFS)
 def test_sif_tells_what_it_is(apptainer: Apptainer, image: str) -> None:
-    printed = run(*apptainer.command, "run-help", apptainer.sif(image))
-    assert printed.code == 0, printed.err
+    printed = run(*apptainer.command, "run-help", apptainer.sif(image)).succeeded()
     assert f"{image}.sif entrypoint run x.py" in printed.out
     labels = json.loads(run(*apptainer.command, "inspect", "--json", "--labels", apptainer.sif(image)).out)
     found = labels["data"]["attributes"]["labels"]
@@ -102,8 +100,7 @@ def test_apptainer_isolates_home_and_environment(apptainer: Apptainer, place: Pa
         PYTHONSTARTUP=f"{inside(apptainer, poison)}/torch.py",
         LD_LIBRARY_PATH=inside(apptainer, poison),
         LD_PRELOAD="/nowhere/libbroken.so",
-    )
-    assert result.code == 0, result.err
+    ).succeeded()
     expected = f"{SITE}/torch/__init__.py /.singularity.d/libs\n"
     assert result.out == expected
     # The host's own programs complain of the preload before the container begins, the container's do not.
@@ -130,8 +127,7 @@ def test_mpirun_5_outside_starts_ranks_of_a_sif(apptainer: Apptainer, place: Pat
     command.chmod(0o755)
     started = ("--allow-run-as-root", "--oversubscribe", "-n", "2", "--bind-to", "none", command, "--quiet")
     words = (*started, "run", "--pwd", inside(apptainer, place), apptainer.sif(image))
-    result = run(mpirun, *words, env={**SHORT, "TRAIN_RUN_NAME": "mpi", "LAUNCH_RESERVE_CPUS": "0"})
-    assert result.code == 0, result.err
+    run(mpirun, *words, env={**SHORT, "TRAIN_RUN_NAME": "mpi", "LAUNCH_RESERVE_CPUS": "0"}).succeeded()
     ranks = json.loads((place / "runs/mpi/ranks.json").read_text())
     assert [rank["rank"] for rank in ranks] == [0, 1]
 

@@ -82,8 +82,7 @@ def test_compose_privileges_are_only_in_gpu_override() -> None:
 @pytest.mark.usefixtures("docker")
 def test_compose_files_are_valid() -> None:
     files = ("-f", "compose.yaml", "-f", "compose.gpu.yaml")
-    result = run("docker", "compose", *files, "--profile", "cuda", "config", "--format", "json")
-    assert result.code == 0, result.err
+    result = run("docker", "compose", *files, "--profile", "cuda", "config", "--format", "json").succeeded()
     assert json.loads(result.out)["services"]["cuda"]["ulimits"] == {"memlock": -1}
 
 
@@ -114,8 +113,7 @@ def test_compose_up_in_a_fresh_clone_leaves_nothing_of_root(fresh_clone: Path) -
     me = fresh_clone.stat().st_uid
     user = {} if me == 1000 else {"RUN_AS": f"{me}:{os.getgid()}"}
     (fresh_clone / ".env").write_text("TRAIN_EPOCHS=1\nTRAIN_RUN_NAME=first\nLAUNCH_RESERVE_CPUS=0\n")
-    up = compose(fresh_clone, "up", "--no-build", "--exit-code-from", "cpu", "cpu", **user)
-    assert up.code == 0, up.out + up.err
+    up = compose(fresh_clone, "up", "--no-build", "--exit-code-from", "cpu", "cpu", **user).succeeded()
     assert (fresh_clone / "runs/first/summary.json").exists()
     assert "warning" not in up.out
     (fresh_clone / ".env").unlink()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.command_table import COMMANDS
-from tests.conftest import script
+from tests.conftest import needs_two_cores, script
 from tests.containers.conftest import IMAGES, LIMIT_S, REPOSITORY, Docker, run
 
 pytestmark = pytest.mark.docker
@@ -32,8 +32,7 @@ def wait_for(docker: Docker, container: str, words: str, limit_s: float = 60) ->
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_docker_run_without_arguments_trains_to_97_percent(docker: Docker, image: str) -> None:
-    result = docker.run(image)
-    assert result.code == 0, result.err
+    result = docker.run(image).succeeded()
     assert float(re.findall(r"test accuracy +([\d.]+) %", result.out)[-1]) >= 97
     assert "warning" not in result.out
     warned = re.findall(r"^  warning: (.*)", result.err, re.MULTILINE)
@@ -48,8 +47,7 @@ def test_docker_run_accepts_every_command(docker: Docker, image: str, bound: Pat
     here = ("-v", f"{bound}:/workspace")
     assert docker.run(image, "run", "x.py", "--lr", "1", options=here).out == f"{os.cpu_count()} ['--lr', '1']\n"
     assert docker.run(image, "plan").out.startswith("plan: ")
-    doctor = docker.run(image, "doctor")
-    assert doctor.code == 0, doctor.out
+    doctor = docker.run(image, "doctor").succeeded()
     assert re.search(rf"^ok +image +{image}, revision ", doctor.out, re.MULTILINE)
     assert docker.run(image, "bash", "-c", "echo $0 $PWD").out == "/usr/bin/bash /workspace\n"
     assert docker.run(image, "python", "-c", "import torch; print(torch.__version__)").code == 0
@@ -62,8 +60,7 @@ def test_runs_are_used_where_their_folder_alone_is_writable(docker: Docker, boun
     """A model of torchvision's and a drawing need a folder for temporary files, which Python does not find here."""
     options = (*LEAST, "--user=54321", "-v", f"{bound}:/workspace/runs", *SHORT, "-e", "TRAIN_MODEL=resnet18")
     for name in ("a", "b"):
-        done = docker.run("cpu", options=(*options, "-e", f"TRAIN_RUN_NAME={name}"))
-        assert done.code == 0, done.err
+        done = docker.run("cpu", options=(*options, "-e", f"TRAIN_RUN_NAME={name}")).succeeded()
     for words in (("predict", "runs/a", "runs/a/batch.png"), ("report", "runs/a"), ("compare", "runs/a", "runs/b")):
         done = docker.run("cpu", *words, options=options)
         assert (done.code, done.err) == (0, ""), words
@@ -83,13 +80,13 @@ USERS = {
 }
 
 
-@pytest.mark.parametrize(("user", "ranks"), [*((user, "1") for user in USERS), ("one without a name", "2")])
+@pytest.mark.parametrize(
+    ("user", "ranks"),
+    [*((user, "1") for user in USERS), pytest.param("one without a name", "2", marks=needs_two_cores)],
+)
 def test_docker_any_uid_trains_and_owns_its_files(docker: Docker, bound: Path, user: str, ranks: str) -> None:
-    if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs 2 cores")
     options = (*LEAST, *SHORT, *USERS[user], "--tmpfs=/tmp", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
-    result = docker.run("cpu-intel", options=(*options, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}"))
-    assert result.code == 0, result.err
+    result = docker.run("cpu-intel", options=(*options, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}")).succeeded()
     assert (result.err, "warning" in result.out) == ("", False)
     owners = {path.lstat().st_uid for path in bound.rglob("*")}
     assert owners == {int(USERS[user][1].split(":")[0])}
@@ -97,8 +94,7 @@ def test_docker_any_uid_trains_and_owns_its_files(docker: Docker, bound: Path, u
 
 def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound: Path) -> None:
     options = (*LEAST, "-e", "TRAIN_EPOCHS=1", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
-    result = docker.run("cpu-intel", "train", "--verbose", options=options)
-    assert result.code == 0, result.err
+    result = docker.run("cpu-intel", "train", "--verbose", options=options).succeeded()
     assert "TMPDIR" in result.err, "the plan says where temporary files go"
 
 
@@ -128,10 +124,16 @@ def test_inductor_compiles_as_a_user_without_a_name(docker: Docker, bound: Path)
     assert (result.code, result.out) == (0, "3.0\n"), result.err
 
 
-@pytest.mark.parametrize(("image", "ranks"), [("cpu-intel", "1"), ("cpu-intel", "2"), ("cpu", "2"), ("cuda", "1")])
+@pytest.mark.parametrize(
+    ("image", "ranks"),
+    [
+        ("cpu-intel", "1"),
+        pytest.param("cpu-intel", "2", marks=needs_two_cores),
+        pytest.param("cpu", "2", marks=needs_two_cores),
+        ("cuda", "1"),
+    ],
+)
 def test_docker_stop_saves_and_next_start_resumes(docker: Docker, bound: Path, image: str, ranks: str) -> None:
-    if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs 2 cores")
     place = (*LONG, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}", "-v", f"{bound}:/workspace/runs")
     container = docker.start(image, options=place)
     wait_for(docker, container, "epoch 3/")
@@ -187,13 +189,11 @@ LIMITS = {
 }
 
 
+@needs_two_cores
 @pytest.mark.parametrize("limit", LIMITS)
 def test_docker_plan_respects_container_limits(docker: Docker, limit: str) -> None:
     options, expected = LIMITS[limit]
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs 2 cores")
-    result = docker.run("cpu-intel", "plan", "--json", options=options)
-    assert result.code == 0, result.err
+    result = docker.run("cpu-intel", "plan", "--json", options=options).succeeded()
     plan = json.loads(result.out)
     seen = {
         "threads": plan["ranks"][0]["threads"],
@@ -215,8 +215,7 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
         "TRAIN_NUM_WORKERS": "4", "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
     }  # fmt: skip
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
-    small = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m"))
-    assert small.code == 0, small.err
+    docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m")).succeeded()
     for image in IMAGES:
         plan = docker.run(image, "plan", "--verbose", options=options)
         assert re.search(r"^ *JPEG decoder +compiled", plan.out, re.MULTILINE), plan.out + plan.err
@@ -229,15 +228,12 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
     [
         (),
         ("-e", "LAUNCH_QUIET=1"),
-        ("-e", "LAUNCH_NPROC_PER_NODE=2"),
+        pytest.param(("-e", "LAUNCH_NPROC_PER_NODE=2"), marks=needs_two_cores),
         ("-e", "LAUNCH_LAUNCHER=torchrun"),
     ],
 )
 def test_cuda_image_without_gpu_warns_first_and_last(docker: Docker, options: tuple[str, ...]) -> None:
-    if "LAUNCH_NPROC_PER_NODE=2" in options and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs 2 cores")
-    result = docker.run("cuda", options=("-e", "TRAIN_EPOCHS=1", "-e", "TRAIN_TENSORBOARD=0", *options))
-    assert result.code == 0, result.err
+    result = docker.run("cuda", options=("-e", "TRAIN_EPOCHS=1", "-e", "TRAIN_TENSORBOARD=0", *options)).succeeded()
     lines = result.err.splitlines()
     assert lines[0] == lines[-1]
     assert lines[0].startswith("entrypoint: warning: CUDA image: the CPU is used. No GPU is visible (")
@@ -250,8 +246,7 @@ def test_cuda_image_without_gpu_warns_before_error(docker: Docker, bound: Path) 
     options = ("-v", f"{bound}:/workspace", "-e", "LAUNCH_QUIET=1")
     alone = docker.run("cuda", "run", "x.py", options=options)
     assert (alone.code, alone.err.count("entrypoint: warning: CUDA image: ")) == (9, 2)
-    doctor = docker.run("cuda", "doctor")
-    assert doctor.code == 0
+    doctor = docker.run("cuda", "doctor").succeeded()
     assert re.search(r"^warning +CUDA image +the CPU is used; No GPU is visible ", doctor.out, re.MULTILINE)
     assert "CUDA image" not in docker.run("cpu-intel", "doctor").out
 
@@ -302,6 +297,5 @@ def test_docker_old_driver_fails_or_falls_back_to_cpu(docker: Docker, bound: Pat
     assert (refused.code, len(refused.err.splitlines())) == (3, 1)
     assert "470.57.02" in refused.err
     assert "11.4" in refused.err
-    auto = docker.run("cuda", options=(*driver, "-e", "TRAIN_EPOCHS=1"))
-    assert auto.code == 0, auto.err
+    auto = docker.run("cuda", options=(*driver, "-e", "TRAIN_EPOCHS=1")).succeeded()
     assert re.search(r"^ +device +cpu +.*470\.57\.02", auto.err, re.MULTILINE)

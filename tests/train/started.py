@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 
+from entrypoint.core.errors import ExitCode
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 
 
@@ -41,3 +43,14 @@ class Started:
             raise AssertionError(self.process.communicate()[1]) from None
         assert "Traceback" not in err, err
         return self.process.returncode, out, err
+
+    def ended_with(self, code: int) -> tuple[str, str]:
+        """Return the rest of standard output, and standard error when it has ended, which it must with this code."""
+        found, out, err = self.ended()
+        assert found == code, err
+        return out, err
+
+    def preempted(self) -> None:
+        """Stop it by SIGTERM, at which it must save."""
+        self.process.send_signal(signal.SIGTERM)
+        self.ended_with(ExitCode.PREEMPTED)

@@ -99,8 +99,7 @@ def test_run_saves_on_notice(entrypoint: Entrypoint, metadata: Metadata, cloud: 
     run = Started(entrypoint, env | {"TRAIN_TENSORBOARD": "0"})
     run.wait_for("epoch 2/")
     metadata.taken = True
-    code, _, err = run.ended()
-    assert code == 75, err
+    _, err = run.ended_with(75)
     assert f"preempted: stopped by {cloud}'s notice of preemption: step " in err
     assert list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*"))
 

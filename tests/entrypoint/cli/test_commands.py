@@ -49,8 +49,7 @@ def test_books_script_runs_unchanged_on_two_bound_ranks(entrypoint: Entrypoint) 
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     # Arguments that torchrun's own parser would take for its own.
     arguments = ["--nnodes", "--rdzv", "x", "--lr=3", "-m"]
-    result = entrypoint("run", "--nproc-per-node", "2", "book.py", *arguments)
-    assert result.code == 0, result.err
+    entrypoint.succeed("run", "--nproc-per-node", "2", "book.py", *arguments)
     first, second = (json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(2))
     assert (first["size"], second["size"]) == (2, 2)
     assert first["argv"] == second["argv"] == arguments
@@ -98,9 +97,7 @@ def test_user_script_train_py_is_not_the_trainer(
 def test_dead_rank_ends_the_job_with_its_code_and_no_orphan(
     entrypoint: Entrypoint, ending: str, code: int, said: str
 ) -> None:
-    script(
-        entrypoint.folder,
-        "x.py",
+    result = entrypoint.run_script(
         f"""
         import os, sys, time
         rank = os.environ["RANK"]
@@ -111,8 +108,8 @@ def test_dead_rank_ends_the_job_with_its_code_and_no_orphan(
             {ending}
         time.sleep(60)
         """,
+        "--nproc-per-node=2",
     )
-    result = entrypoint("run", "--nproc-per-node=2", "x.py")
     pids = [int((entrypoint.folder / f"pid{rank}").read_text()) for rank in range(2)]
     assert result.code == code
     assert result.err.splitlines()[-1].startswith("entrypoint: error: " + said.format(pid=pids[1]))
@@ -123,8 +120,7 @@ def test_dead_rank_ends_the_job_with_its_code_and_no_orphan(
 def test_plan_command_starts_nothing(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "open('started', 'w')")
     for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
-        result = entrypoint(*arguments)
-        assert result.code == 0
+        result = entrypoint.succeed(*arguments)
         assert "one rank with all cores" in result.out
         assert "would run: " in result.out
     assert not (entrypoint.folder / "started").exists()
@@ -201,8 +197,7 @@ def test_bad_input_gives_one_line_and_documented_code(
 
 
 def test_run_ignores_train_variables_of_script(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
-    assert entrypoint("run", "x.py", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
+    assert entrypoint.run_script("import os; print(os.environ['TRAIN_MY_OWN'])", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
 
 
 @needs_two_cores
@@ -217,8 +212,7 @@ def test_run_under_user_torchrun_starts_no_ranks(entrypoint: Entrypoint) -> None
         """,
     )
     command = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
-    result = entrypoint("run", "x.py", command=command)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "x.py", command=command)
     planned = entrypoint.plan("--nproc-per-node=2")["ranks"]
     for rank in range(2):
         assert (entrypoint.folder / f"rank{rank}").read_text() == f"2 {planned[rank]['cpus']}"
@@ -257,8 +251,9 @@ def check_two_ranks(entrypoint: Entrypoint, result: Result) -> None:
 
 
 def test_cpu_binding_none_leaves_rank_unbound(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
-    result = entrypoint("run", "--cpu-binding=none", "--nproc-per-node=1", "x.py")
+    result = entrypoint.run_script(
+        "import os; print(sorted(os.sched_getaffinity(0)))", "--cpu-binding=none", "--nproc-per-node=1"
+    )
     assert result.out == f"{sorted(os.sched_getaffinity(0))}\n"
     assert "not bound" in result.err
 
@@ -283,16 +278,13 @@ IN_CHARGE = """
 def test_requested_openmp_runtime_is_active(entrypoint: Entrypoint, openmp: str, library: str) -> None:
     if openmp == "intel":
         intel_openmp()
-    script(entrypoint.folder, "x.py", IN_CHARGE)
-    result = entrypoint("run", "--openmp", openmp, "x.py")
-    assert result.code == 0, result.err
+    result = entrypoint.run_script(IN_CHARGE, "--openmp", openmp).succeeded()
     assert Path(result.out.splitlines()[0]).name.startswith(library)
 
 
 @pytest.mark.parametrize("allocator", ["tcmalloc", "jemalloc"])
 def test_requested_allocator_is_loaded_or_raises(entrypoint: Entrypoint, allocator: str) -> None:
-    script(entrypoint.folder, "x.py", IN_CHARGE)
-    result = entrypoint("run", "--allocator", allocator, "x.py")
+    result = entrypoint.run_script(IN_CHARGE, "--allocator", allocator)
     if result.code == 3:
         assert f"--allocator={allocator}: not in " in result.error_lines[0]
     else:
@@ -304,8 +296,7 @@ def test_plan_for_another_node_takes_its_exported_machine(entrypoint: Entrypoint
     file.write_text(export_machine(make_machine(cores=64)))
     here = entrypoint("doctor", "--export-machine")
     assert (here.code, json.loads(here.out)["online_cpus"]) == (0, os.cpu_count())
-    result = entrypoint("plan", f"--machine={file}")
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("plan", f"--machine={file}")
     assert result.out.startswith("plan: node1: a CPU, 64 of 64 CPUs ")
     refused = entrypoint("train", f"--machine={file}")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
@@ -322,8 +313,7 @@ INNER = """
 
 @pytest.mark.parametrize("more", [(), ("--launcher=torchrun",)])
 def test_command_inside_a_rank_reports_its_own_end(entrypoint: Entrypoint, more: tuple[str, ...]) -> None:
-    result = entrypoint("run", "--quiet", *more, script(entrypoint.folder, "outer.py", INNER))
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--quiet", *more, script(entrypoint.folder, "outer.py", INNER))
     lines = result.out.splitlines()
     assert [line.split()[0] for line in lines] == ["2", "2", "75"], result.out
     assert "--epochs=x" in lines[0]

@@ -1,18 +1,19 @@
-"""Settings from a TOML file."""
+"""Settings from a TOML file, and `entrypoint init`, which writes one that changes nothing until the user does."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from entrypoint.cli.command_table import all_groups
+from entrypoint.cli.commands.init import settings_file
 from entrypoint.cli.config_file import read_config, with_config
-from entrypoint.core.errors import UserError
-from entrypoint.core.settings_base import read_settings
-from tests.conftest import PYTHON, Entrypoint, clean_environment
+from entrypoint.core.settings_base import describe_settings, read_settings
+from tests.conftest import PYTHON, Entrypoint, clean_environment, refusal
 
 GROUPS = all_groups()
 EXAMPLE = """
@@ -61,11 +62,9 @@ def test_file_becomes_variables_and_those_that_are_set_win(tmp_path: Path) -> No
     ],
 )
 def test_file_that_sets_no_setting_is_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        read_config(written(tmp_path, text), GROUPS)
-    assert said in str(caught.value)
-    assert str(caught.value).startswith(f"--config={tmp_path}/run.toml: ")
-    assert "\n" not in str(caught.value)
+    message = refusal(read_config, written(tmp_path, text), GROUPS)
+    assert said in message
+    assert message.startswith(f"--config={tmp_path}/run.toml: ")
 
 
 def test_file_of_a_windows_editor_is_read_or_named(tmp_path: Path) -> None:
@@ -73,14 +72,12 @@ def test_file_of_a_windows_editor_is_read_or_named(tmp_path: Path) -> None:
     file.write_bytes("[train]\r\nepochs = 3\r\n".encode("utf-8-sig"))
     assert read_config(file, GROUPS) == {"TRAIN_EPOCHS": "3"}
     file.write_bytes("[train]\nepochs = 3\n".encode("utf-16"))
-    with pytest.raises(UserError, match="is not UTF-8 but UTF-16, or no text"):
-        read_config(file, GROUPS)
+    refusal(read_config, file, GROUPS, match="is not UTF-8 but UTF-16, or no text")
 
 
 @pytest.mark.parametrize("path", ["nobody.toml", "/dev/zero", "/"])
 def test_file_that_cannot_be_read_is_one_line(path: str) -> None:
-    with pytest.raises(UserError, match=r"^--config=.*: cannot be read \("):
-        read_config(Path(path), GROUPS)
+    refusal(read_config, Path(path), GROUPS, match=r"^--config=.*: cannot be read \(")
 
 
 def test_defaults_written_to_a_file_are_the_defaults(tmp_path: Path) -> None:
@@ -98,8 +95,7 @@ def test_defaults_written_to_a_file_are_the_defaults(tmp_path: Path) -> None:
 def test_file_reaches_plan_and_ranks(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "run.toml").write_text("[train]\nepochs = 1\nrun_name = 'toml'\ntensorboard = false\n")
     for words in (("plan", "--config", "run.toml"), ("train", "--config=run.toml", "--dry-run")):
-        result = entrypoint(*words)
-        assert result.code == 0, result.err
+        result = entrypoint.succeed(*words)
     entrypoint.train("--config", "run.toml", "--seed=3")
     summary = entrypoint.summary("toml")
     assert (summary["epochs"], summary["seed"]) == (1, 3)
@@ -123,3 +119,29 @@ def test_removed_working_folder_is_one_line(entrypoint: Entrypoint, command: str
     assert done.returncode == 2
     assert done.stderr.startswith("entrypoint: error: The working folder was removed")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_file_has_the_basic_settings_with_their_defaults(tmp_path: Path) -> None:
+    groups = all_groups()
+    text = settings_file("run.toml")
+    (tmp_path / "run.toml").write_text(text)
+    assert read_config(tmp_path / "run.toml", groups) == {}, "all are comments"
+    (tmp_path / "run.toml").write_text(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    variables = read_config(tmp_path / "run.toml", groups)
+    for table in ("train", "launch"):
+        basic = {about.variable for about in describe_settings(groups[table]) if about.is_basic}
+        assert basic <= set(variables)
+        assert read_settings(groups[table], variables, {}).values == groups[table](), "they are the defaults"
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.launch
+def test_command_writes_once(entrypoint: Entrypoint) -> None:
+    assert entrypoint("init", "mine.toml").out.endswith("then: entrypoint train --config mine.toml\n")
+    assert entrypoint("plan", "--config", "mine.toml").code == 0
+    again = entrypoint("init", "mine.toml")
+    assert (again.code, again.err) == (
+        2,
+        "entrypoint: error: init mine.toml: is there already. Name another file.\n",
+    )
+    assert entrypoint("init", "no/such/folder.toml").code == 3

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from entrypoint.cli.plan_inputs import export_machine, read_machine
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from tests.factories import make_machine
 
 NODE = make_machine(cores=8, gpus=2)
@@ -35,6 +35,6 @@ def test_exported_node_is_read_again_without_its_load(tmp_path: Path) -> None:
 def test_file_that_describes_no_node_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "node.json"
     file.write_text(text)
-    with pytest.raises(UserError, match=f"^--machine=.*does not describe a node.*{problem}") as caught:
-        read_machine(file)
-    assert "entrypoint doctor --export-machine" in str(caught.value)
+    assert "entrypoint doctor --export-machine" in refusal(
+        read_machine, file, match=f"^--machine=.*does not describe a node.*{problem}"
+    )

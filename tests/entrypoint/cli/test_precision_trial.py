@@ -14,8 +14,7 @@ from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.planner import make_plan
-from entrypoint.settings import read_launch_settings
-from tests.factories import SCRIPT, make_machine
+from tests.factories import make_machine, plan_inputs
 from train.planning import compute
 from train.planning.compute import measure_bf16
 from train.settings import read_train_settings
@@ -26,7 +25,7 @@ AUTO = {"TRAIN_PRECISION": "auto"}
 def inputs_of(environ: dict[str, str], flags: tuple[str, ...] = ("avx512_bf16",), job: Job | None = None) -> PlanInputs:
     own = sorted(os.sched_getaffinity(0))
     machine = replace(make_machine(len(own)), cpus=tuple(Cpu(cpu, cpu, 0, 0) for cpu in own), cpu_flags=flags)
-    return PlanInputs(read_launch_settings(environ, {}), machine, job or Job(), SCRIPT, environ)
+    return plan_inputs(machine, environ, job)
 
 
 def speedup(environ: dict[str, str], **more: object) -> float | None:

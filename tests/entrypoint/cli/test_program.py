@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.program import find_program
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 
 LAUNCHERS = {
     "torchrun": "torchrun … -m entrypoint run",
@@ -29,10 +29,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("folder", ["", "/usr/bin/"])
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_launcher_is_told_how_to_start_the_entrypoint(name: str, folder: str) -> None:
-    with pytest.raises(UserError) as error:
-        find_program([f"{folder}{name}", "-n", "2", "python", "x.py"])
-    assert str(error.value).startswith(f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run ")
-    assert str(error.value).endswith(f", or `{LAUNCHERS[name]} x.py …`.")
+    message = refusal(find_program, [f"{folder}{name}", "-n", "2", "python", "x.py"])
+    assert message.startswith(f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run ")
+    assert message.endswith(f", or `{LAUNCHERS[name]} x.py …`.")
 
 
 @pytest.mark.parametrize(
@@ -50,17 +49,13 @@ def test_launcher_is_told_how_to_start_the_entrypoint(name: str, folder: str) ->
     ],
 )
 def test_other_words_are_one_line_with_advice(words: list[str], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        find_program(words)
-    assert str(error.value).startswith(said)
-    assert len(str(error.value).splitlines()) == 1
+    assert refusal(find_program, words).startswith(said)
 
 
 @pytest.mark.parametrize("name", ["fifo", "fifo.py", "fifo.ipynb"])
 def test_pipe_is_refused_unread(name: str) -> None:
     os.mkfifo(name)  # reading it would block for ever
-    with pytest.raises(UserError, match=f"^{name}: a pipe or device"):
-        find_program([name])
+    refusal(find_program, [name], match=f"^{name}: a pipe or device")
 
 
 @pytest.mark.parametrize("suffix", ["", ".py", ".ipynb", ".sh", "/x.py"])
@@ -68,16 +63,12 @@ def test_pipe_is_refused_unread(name: str) -> None:
 def test_name_that_no_file_has_is_no_script(name: str, suffix: str) -> None:
     for link in ("loop", "loop.py"):
         Path(link).symlink_to(link)
-    with pytest.raises(UserError, match=r": no such script in /.*\. Check the path\.$"):
-        find_program([name + suffix])
+    refusal(find_program, [name + suffix], match=r": no such script in /.*\. Check the path\.$")
 
 
-def test_script_in_a_removed_folder_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(UserError, match="no such script in the working folder, which was removed"):
-        find_program(["x.py"])
+@pytest.mark.usefixtures("removed_folder")
+def test_script_in_a_removed_folder_is_not_there() -> None:
+    refusal(find_program, ["x.py"], match="no such script in the working folder, which was removed")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +82,7 @@ def test_script_in_a_removed_folder_is_not_there(tmp_path: Path, monkeypatch: py
 def test_file_that_is_no_python_is_refused(name: str, content: bytes, said: str) -> None:
     Path("sub").mkdir()
     Path(name).write_bytes(content)
-    with pytest.raises(UserError, match=f"^{said}"):
-        find_program([name])
+    refusal(find_program, [name], match=f"^{said}")
 
 
 def test_folder_may_have_the_name_of_a_launcher() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.console import report_error, write_all
+from entrypoint.core.console import STDERR, STDOUT, redirected, report_error, write_all
 from entrypoint.core.errors import UserError
 from tests.conftest import clean_environment
 
@@ -117,3 +117,15 @@ def test_output_that_became_nonblocking_is_written_whole() -> None:
     os.close(writer)
     thread.join()
     assert len(b"".join(received)) == 1_000_000
+
+
+@pytest.mark.parametrize("number", [STDOUT, STDERR])
+def test_redirected_restores_descriptor_after_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int
+) -> None:
+    place = tmp_path / "said"
+    with place.open("wb") as to, pytest.raises(OSError, match="Bad file descriptor"), redirected(number, to.fileno()):
+        os.write(os.write(number, b"away") - 5, b"")  # writes, then fails
+    os.write(number, b"here")
+    assert place.read_bytes() == b"away"
+    assert capfd.readouterr()[number - 1] == "here"

@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from entrypoint.core.network import addresses_towards, hold_port, is_own_address, try_listen
-from tests.net import free_port
 
 
 def test_held_port_goes_to_the_ranks_alone() -> None:
@@ -28,16 +27,14 @@ def test_own_addresses_are_those_that_can_be_bound(address: str, own: bool) -> N
     assert is_own_address(address) == own
 
 
-def test_address_that_is_not_ready_is_left_out() -> None:
-    port = free_port()
+def test_address_that_is_not_ready_is_left_out(port: int) -> None:
     (listening,) = try_listen(port, ("192.0.2.9", "127.0.0.1"))
     assert listening.getsockname()[0] == "127.0.0.1"
     listening.close()
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])
-def test_listening_is_limited_to_the_addresses(addresses: tuple[str, ...]) -> None:
-    port = free_port()
+def test_listening_is_limited_to_the_addresses(addresses: tuple[str, ...], port: int) -> None:
     listening = try_listen(port, addresses)
     assert [one.getsockname()[0] for one in listening] == list(addresses)
     with pytest.raises(ConnectionRefusedError):

@@ -71,12 +71,13 @@ def test_refused_file_is_closed(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert paths.working_folder() == tmp_path
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
+
+
+@pytest.mark.usefixtures("removed_folder")
+def test_working_folder_that_was_removed() -> None:
     assert paths.working_folder() is None
     assert paths.resolve(Path("x")) == Path("x")
     assert not paths.exists("x")

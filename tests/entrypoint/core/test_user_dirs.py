@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from entrypoint.core import user_dirs
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.core.user_dirs import (
     compile_caches,
     create_private_dir,
@@ -18,6 +18,7 @@ from entrypoint.core.user_dirs import (
     temporary_folder,
     why_not_writable,
 )
+from tests.conftest import refusal
 
 PRIVATE = "/tmp/reference-training-7"
 # By name: what this user may write to, the environment, and what stands in.
@@ -78,31 +79,32 @@ def test_create_private_dir_other_owner_raises(tmp_path: Path, monkeypatch: pyte
     owner = os.getuid()
     with monkeypatch.context() as other:
         other.setattr(os, "getuid", lambda: owner + 1)
-        with pytest.raises(UserError, match=f"belongs to user {owner}") as error:
-            create_private_dir(folder)
-    assert error.value.code == ExitCode.MACHINE
+        refusal(create_private_dir, folder, match=f"belongs to user {owner}", code=ExitCode.MACHINE)
     (tmp_path / "link").symlink_to("/etc")
-    with pytest.raises(UserError, match="belongs to"):
-        create_private_dir(tmp_path / "link")
+    refusal(create_private_dir, tmp_path / "link", match="belongs to", code=ExitCode.MACHINE)
 
 
-def test_why_not_writable_names_the_cause(tmp_path: Path) -> None:
-    assert why_not_writable(tmp_path / "new/below") == ""
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        ("new/below", ""),
+        ("file/x", "Not a directory"),
+        ("file", "Not a directory"),
+        ("x" * 300, "File name too long"),
+        ("new/" + "x" * 300, ""),  # found out when the folder above is there
+        ("loop/x", "Too many levels of symbolic links"),
+        ("dangling", "No such file or directory"),
+    ],
+)
+def test_why_not_writable_names_the_cause(tmp_path: Path, path: str, cause: str) -> None:
     (tmp_path / "file").write_text("")
-    assert why_not_writable(tmp_path / "file/x") == "Not a directory"
-    assert why_not_writable(tmp_path / "file") == "Not a directory"
-    assert why_not_writable(tmp_path / ("x" * 300)) == "File name too long"
-    assert why_not_writable(tmp_path / "new" / ("x" * 300)) == ""  # found out when the folder above is there
-    (tmp_path / "loop").symlink_to("loop")
-    assert why_not_writable(tmp_path / "loop/x") == "Too many levels of symbolic links"
-    (tmp_path / "dangling").symlink_to("nowhere")
-    assert why_not_writable(tmp_path / "dangling") == "No such file or directory"
+    for link, target in (("loop", "loop"), ("dangling", "nowhere")):
+        (tmp_path / link).symlink_to(target)
+    assert why_not_writable(tmp_path / path) == cause
 
 
-def test_why_not_writable_in_a_removed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
+@pytest.mark.usefixtures("removed_folder")
+def test_why_not_writable_in_a_removed_folder(tmp_path: Path) -> None:
     assert why_not_writable(Path("runs")) == "the working folder was removed"
     assert why_not_writable(tmp_path / "runs") == ""
 
@@ -151,5 +153,4 @@ def test_compile_cache_of_others_is_refused(
     folder.mkdir(parents=True)
     spoil(folder)
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder)} if own else {"HOME": str(tmp_path)}
-    with pytest.raises(UserError, match=f"^TORCHINDUCTOR_CACHE_DIR={folder}: {said}"):
-        compile_caches(environ, make=True)
+    refusal(compile_caches, environ, make=True, match=f"^TORCHINDUCTOR_CACHE_DIR={folder}: {said}")

@@ -75,8 +75,7 @@ def all_reduce(checks: list[dict[str, Any]]) -> str:
 @pytest.mark.launch
 @pytest.mark.versions
 def test_one_node_measures_loopback(entrypoint: Entrypoint) -> None:
-    result = entrypoint("doctor", "--network", "--json", "--nproc-per-node=1")
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("doctor", "--network", "--json", "--nproc-per-node=1")
     checks = json.loads(result.out)
     assert {"interface", "Gloo", "NCCL"} <= {check["what"].split()[-1] for check in checks}
     said = all_reduce(checks)

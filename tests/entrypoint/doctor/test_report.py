@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import venv
 from pathlib import Path
@@ -10,21 +11,26 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.doctor.report import check_end_of_life, check_imports, check_libraries, format_report, within_limit
-from entrypoint.job.detect import Job
+from entrypoint.doctor.report import (
+    PTH_FILE,
+    check_end_of_life,
+    check_imports,
+    check_installation,
+    check_libraries,
+    format_report,
+    within_limit,
+)
 from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.preflight import Check, preflight_checks
-from entrypoint.settings import read_launch_settings
 from tests.conftest import Entrypoint, script
-from tests.factories import make_machine
+from tests.factories import make_machine, plan_inputs
 
 
 @pytest.mark.launch
 def test_doctor_json_has_every_check(entrypoint: Entrypoint) -> None:
-    result = entrypoint("doctor", "--json")
-    assert result.code == 0, result.out + result.err
+    result = entrypoint.succeed("doctor", "--json")
     checks = json.loads(result.out)
     assert [set(check) for check in checks] == [{"what", "state", "seen", "advice"}] * len(checks)
     assert {
@@ -48,7 +54,7 @@ def test_doctor_json_has_every_check(entrypoint: Entrypoint) -> None:
 def test_doctor_warns_of_an_image_without_fixes(image: dict[str, str], said: list[str]) -> None:
     node = make_machine(4)
     node = replace(node, container=replace(node.container, image=image))
-    inputs = PlanInputs(read_launch_settings({}, {}), node, Job(), Program("none", ()), {})
+    inputs = plan_inputs(node, program=Program("none", ()))
     checks = list(check_end_of_life(inputs))
     assert [check.seen for check in checks] == said
     assert all(check.state == "warning" and "image cpu" in check.advice for check in checks)
@@ -93,19 +99,18 @@ def test_format_report_puts_advice_after_result() -> None:
     )
 
 
-def plan_inputs(*libraries: Library) -> PlanInputs:
-    machine = replace(make_machine(4), libraries=libraries)
-    return PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("run", ("python", "x.py")), {})
+def inputs_with(*libraries: Library) -> PlanInputs:
+    return plan_inputs(replace(make_machine(4), libraries=libraries), program=Program("run", ("python", "x.py")))
 
 
 def test_missing_library_is_absent() -> None:
     found, missing = Library("tcmalloc", "/lib/t.so", "found in /lib"), Library("jemalloc", None, "not in /lib")
-    checks = {check.what: check.state for check in check_libraries(plan_inputs(found, missing))}
+    checks = {check.what: check.state for check in check_libraries(inputs_with(found, missing))}
     assert checks == {"tcmalloc": "ok", "jemalloc": "absent", "intel": "absent"}
 
 
 def test_missing_gpu_driver_image_and_torch_are_absent() -> None:
-    states = {check.what: check.state for check in preflight_checks(plan_inputs())}
+    states = {check.what: check.state for check in preflight_checks(inputs_with())}
     assert {what for what, state in states.items() if state == "absent"} == {"NVIDIA driver", "image", "torch"}
 
 
@@ -119,3 +124,20 @@ def test_check_without_an_answer_does_not_hold_up_the_others() -> None:
     assert list(within_limit("image", lambda: [Check("image", "ok", "x")], 5)) == [Check("image", "ok", "x")]
     with pytest.raises(ZeroDivisionError):
         list(within_limit("image", lambda: [Check("image", "ok", str(1 // 0))], 5))
+
+
+def test_clean_environment_has_no_warning(tmp_path: Path) -> None:
+    (tmp_path / PTH_FILE).touch()
+    assert list(check_installation({}, tmp_path)) == []
+
+
+def test_what_may_mislead_is_named(tmp_path: Path) -> None:
+    (tmp_path / "entrypoint").mkdir()
+    script(tmp_path / "entrypoint", "__init__.py", "")
+    (tmp_path / "active/bin").mkdir(parents=True)
+    (tmp_path / "active/bin/python").symlink_to(sys.executable)
+    checks = list(check_installation({"VIRTUAL_ENV": str(tmp_path / "active")}, tmp_path))
+    assert [check.what for check in checks] == ["package entrypoint", "interpreter", PTH_FILE]
+    assert f"{tmp_path}/entrypoint/__init__.py" in checks[0].seen
+    assert f"{tmp_path}/active/bin/python, the active environment" in checks[1].seen
+    assert {check.state for check in checks} == {"warning"}

@@ -1,18 +1,25 @@
-"""Ranks seen from outside while they run: `entrypoint verify`."""
+"""Ranks seen from outside while they run, odd ones too: `entrypoint verify`."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tests.conftest import Entrypoint, needs_two_cores
+from entrypoint.doctor.running_ranks import describe, find_ranks, verify_running
+from entrypoint.doctor.stacks import stacks_of_ranks
+from entrypoint.plan.model import PLAN_VAR, RankPlan
+from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.entrypoint.doctor.waiting_ranks import RUN, started
-
-pytestmark = pytest.mark.launch
+from tests.factories import make_machine, make_test_plan
+from tests.processes import killed_at_end
 
 # Each rank starts a process as a loader would, which ends with it, and says that it is ready.
 WAIT = """
@@ -35,10 +42,10 @@ def two_ranks(entrypoint: Entrypoint) -> Iterator[tuple[int, int]]:
         yield ranks
 
 
+@pytest.mark.launch
 @needs_two_cores
 def test_verify_shows_each_rank(entrypoint: Entrypoint, two_ranks: tuple[int, int]) -> None:
-    result = entrypoint("verify", *map(str, two_ranks))
-    assert result.code == 0, result.out + result.err
+    result = entrypoint.succeed("verify", *map(str, two_ranks))
     planned = entrypoint.plan("--nproc-per-node=2")["ranks"]
     for rank, (line, process) in enumerate(zip(result.out.splitlines(), two_ranks, strict=True)):
         assert line.startswith(f"rank {rank}  process {process}  CPUs {planned[rank]['cpus'][0]}  OpenMP lib")
@@ -48,6 +55,7 @@ def test_verify_shows_each_rank(entrypoint: Entrypoint, two_ranks: tuple[int, in
     assert not everything & helpers, "what a rank starts is no rank"
 
 
+@pytest.mark.launch
 @needs_two_cores
 def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: tuple[int, int]) -> None:
     for thread in Path(f"/proc/{two_ranks[1]}/task").iterdir():
@@ -58,6 +66,7 @@ def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: 
     assert warning.startswith("  warning: rank 1: runs on CPUs ")
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -66,6 +75,47 @@ def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: 
     ],
 )
 def test_verify_process_without_rank_raises(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
-    result = entrypoint("verify", *arguments)
-    assert result.code == 2
-    assert said in result.err
+    assert said in entrypoint.error_line("verify", *arguments)
+
+
+PLAN = make_test_plan(make_machine(4), {})
+ODD = {
+    "no JSON": {PLAN_VAR: "{", "RANK": "0"},
+    "nested JSON": {PLAN_VAR: "[" * 100_000, "RANK": "0"},
+    "no such local rank": {PLAN_VAR: PLAN.to_json(), "RANK": "0", "LOCAL_RANK": "7"},
+    "local rank of many digits": {PLAN_VAR: PLAN.to_json(), "RANK": "0", "LOCAL_RANK": "9" * 5000},
+    "plan without ranks": {PLAN_VAR: replace(PLAN, ranks=()).to_json(), "RANK": "0"},
+}
+
+
+@contextmanager
+def sleeping(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that runs with these variables."""
+    with killed_at_end(["sleep", "60"], env=environ) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
+        yield process
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_rank_is_one_line(name: str) -> None:
+    with sleeping(ODD[name]) as process:
+        refusal(verify_running, (process.pid,), match=rf"^verify: process {process.pid} cannot be inspected \(")
+        assert [rank.process for rank in stacks_of_ranks((process.pid,))] == [process.pid]
+
+
+@pytest.mark.parametrize("rank", ["x", "-1", "9" * 5000, "\u0663", "\x1b[2J"])
+def test_odd_number_of_a_rank_is_no_traceback(rank: str) -> None:
+    with sleeping({PLAN_VAR: PLAN.to_json(), "RANK": rank}) as process:
+        assert list(find_ranks((process.pid,), "verify")) == [str(process.pid)]
+        (running,) = verify_running((process.pid,))
+        assert all(line.isprintable() for line in describe(running))
+        assert [rank.rank for rank in stacks_of_ranks((process.pid,))] == [running.observed.rank]
+
+
+def test_escapes_in_a_plan_are_not_printed() -> None:
+    plan = replace(PLAN, ranks=(RankPlan(0, (0,), 1),), environment=replace(PLAN.environment, preload=("/x/\x1b[2J",)))
+    with sleeping({PLAN_VAR: plan.to_json(), "RANK": "0"}) as process:
+        (running,) = verify_running((process.pid,))
+    assert any("1b[2J" in line for line in describe(running))
+    assert all(line.isprintable() for line in describe(running))

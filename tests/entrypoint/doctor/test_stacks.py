@@ -85,15 +85,12 @@ def test_stacks_of_run_folder_are_its_ranks(entrypoint: Entrypoint) -> None:
     folder = entrypoint.folder / "runs/two"
     with killed_at_end([PYTHON, "-m", "entrypoint", *words], cwd=entrypoint.folder, env=env) as job:
         wait_until(lambda: (folder / "ranks.json").exists() or job.poll() is not None)
-        result = entrypoint("stacks", "--json", folder)
-        assert result.code == 0, result.err
+        result = entrypoint.succeed("stacks", "--json", folder)
         found = json.loads(result.out)
     assert [one["rank"] for one in found] == [0, 1]
     assert all("train/__main__.py" in one["stacks"] for one in found)
     wait_until(lambda: all(has_ended(one["process"]) for one in found))
-    over = entrypoint("stacks", folder)
-    assert over.code == 2
-    assert "no rank of this run runs on" in over.err
+    assert "no rank of this run runs on" in entrypoint.error_line("stacks", folder)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +102,4 @@ def test_stacks_of_run_folder_are_its_ranks(entrypoint: Entrypoint) -> None:
     ],
 )
 def test_stacks_of_what_is_no_rank_raises(entrypoint: Entrypoint, word: str, said: str) -> None:
-    result = entrypoint("stacks", word)
-    assert result.code == 2
-    assert said in result.err
+    assert said in entrypoint.error_line("stacks", word)

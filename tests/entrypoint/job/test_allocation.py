@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job.allocation import ALLOCATION_VAR, Allocation, read_allocation, with_allocation
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.launch.remote import find_remote_launcher, forwarded_variables, select_remote_launcher
-from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.inputs import RemoteLauncher
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from tests.conftest import script
-from tests.factories import SCRIPT, make_machine, reason_for
+from tests.conftest import refusal, script
+from tests.factories import make_machine, make_test_plan, plan_inputs, reason_for
 
 LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node1 4 node2 2 "}
 FILES = {
@@ -73,8 +73,7 @@ def test_process_outside_a_batch_job_has_no_allocation(environ: dict[str, str]) 
 )
 def test_list_of_hosts_that_is_none_is_refused(tmp_path: Path, variable: str, text: str, said: str) -> None:
     value = text if variable.startswith("LSB") else str(script(tmp_path, "hosts", text))
-    with pytest.raises(UserError, match=said):
-        read_allocation({"LSB_JOBID": "1", "PBS_JOBID": "1", variable: value})
+    refusal(read_allocation, {"LSB_JOBID": "1", "PBS_JOBID": "1", variable: value}, match=said)
 
 
 def job_with(environ: dict[str, str], hostname: str = "node1") -> Job:
@@ -93,11 +92,7 @@ def test_batch_script_on_several_hosts_starts_mpirun() -> None:
 
 def test_slots_are_the_cpus_that_a_job_may_use() -> None:
     environ = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node1 4"}
-    made = make_plan(
-        PlanInputs(
-            read_launch_settings(environ, {}), make_machine(16), job_with(environ, "node1.site"), SCRIPT, environ, "p"
-        )
-    )
+    made = make_test_plan(make_machine(16), environ, job_with(environ, "node1.site"))
     assert "LSF grants 4 CPUs" in reason_for(made, "cores")
     assert made.ranks[0].threads == 4
 
@@ -115,7 +110,7 @@ def test_file_of_hosts_that_a_container_hides_is_named() -> None:
     environ = {"PBS_JOBID": "7", "PBS_NODEFILE": "/var/spool/pbs/aux/7"}
     job = job_with(environ)
     assert job.hostnames == ()
-    made = make_plan(PlanInputs(read_launch_settings(environ, {}), make_machine(4), job, SCRIPT, environ, "p"))
+    made = make_test_plan(make_machine(4), environ, job)
     assert any(
         line.startswith("PBS_NODEFILE=/var/spool/pbs/aux/7 (No such file or directory): does not tell the hosts here")
         for line in made.warnings
@@ -127,24 +122,28 @@ def test_file_of_hosts_that_a_container_hides_is_named() -> None:
 def test_hosts_without_mpirun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: dict[str, str] = {}  # no files: /tmp may be mounted noexec
     monkeypatch.setattr("shutil.which", programs.get)
-    with pytest.raises(UserError, match=r"this batch script has 2 nodes \(node1 …\) and no mpirun is here"):
-        find_remote_launcher(read_launch_settings(LSF, {}).values, job_with(LSF), 1, LSF)
+    refusal(
+        find_remote_launcher,
+        read_launch_settings(LSF, {}).values,
+        job_with(LSF),
+        1,
+        LSF,
+        match=r"this batch script has 2 nodes \(node1 …\) and no mpirun is here",
+        code=ExitCode.MACHINE,
+    )
     programs["jsrun"] = "/usr/bin/jsrun"
-    with pytest.raises(
-        UserError, match=r"this LSF job has 2 nodes, and here jsrun starts ranks on them\. Write: jsrun"
-    ):
-        find_remote_launcher(read_launch_settings(LSF, {}).values, job_with(LSF), 1, LSF)
+    refusal(
+        find_remote_launcher,
+        read_launch_settings(LSF, {}).values,
+        job_with(LSF),
+        1,
+        LSF,
+        match=r"this LSF job has 2 nodes, and here jsrun starts ranks on them\. Write: jsrun",
+    )
 
 
 def test_hosts_of_a_user_win_over_the_schedulers() -> None:
     environ = LSF | {"LAUNCH_HOSTS": "node2:1"}
-    inputs = PlanInputs(
-        read_launch_settings(environ, {}),
-        make_machine(4),
-        job_with(environ),
-        SCRIPT,
-        environ,
-        "p",
-        remote_launcher=RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node2", 1),)),
-    )
+    mpirun = RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node2", 1),))
+    inputs = plan_inputs(make_machine(4), environ, job_with(environ), remote_launcher=mpirun)
     assert make_plan(inputs).nodes.world_size == 1

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job import cloud_nodes
 from entrypoint.job.detect import detect_job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.settings import read_launch_settings
+from tests.conftest import refusal
 
 TOOLKIT_FREE = {"TRAINING_JOB_NAME": "pets", "TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/pets"}
 # With the form of "How Amazon SageMaker AI Provides Training Information".
@@ -62,16 +63,12 @@ def test_sagemaker_job_of_one_host_trains_alone(resources: Path) -> None:
 )
 def test_sagemaker_file_that_tells_nothing_is_refused(resources: Path, text: str, said: str) -> None:
     resources.write_text(text)
-    with pytest.raises(UserError, match=said) as error:
-        read(TOOLKIT_FREE)
-    assert str(error.value).isprintable()
+    refusal(read, TOOLKIT_FREE, match=said)
 
 
 def test_sagemaker_file_that_cannot_be_read_is_refused(resources: Path) -> None:
     resources.mkdir()
-    with pytest.raises(UserError, match=r"with the job's hosts cannot be read .*Set LAUNCH_NNODES") as error:
-        read(TOOLKIT_FREE)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(read, TOOLKIT_FREE, match=r"with the job's hosts cannot be read .*Set LAUNCH_NNODES", code=ExitCode.MACHINE)
 
 
 def vertex(pool: str, index: int, **more: Any) -> dict[str, str]:
@@ -98,8 +95,7 @@ def vertex(pool: str, index: int, **more: Any) -> dict[str, str]:
     ],
 )
 def test_vertex_variable_that_cannot_be_meant_is_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read(environ)
+    refusal(read, environ, match=said)
 
 
 INDEXED = {"JOB_COMPLETION_INDEX": "1"}
@@ -114,12 +110,18 @@ def test_indexed_pod_is_node_of_its_index() -> None:
 
 @pytest.mark.parametrize("index", ["0", "1", "x"])
 def test_indexed_pod_never_trains_alone_unasked(index: str) -> None:
-    with pytest.raises(UserError, match=f"JOB_COMPLETION_INDEX={index}: this pod does not say whether the pods"):
-        read({"JOB_COMPLETION_INDEX": index})
+    refusal(
+        read,
+        {"JOB_COMPLETION_INDEX": index},
+        match=f"JOB_COMPLETION_INDEX={index}: this pod does not say whether the pods",
+    )
     assert read({"JOB_COMPLETION_INDEX": index, "LAUNCH_NNODES": "1"}) == NodeGroup()
     assert read({"JOB_COMPLETION_INDEX": index, "LAUNCH_LAUNCHER": "direct"}) == NodeGroup()
 
 
 def test_indexed_pod_of_a_wrong_number_is_refused() -> None:
-    with pytest.raises(UserError, match="JOB_COMPLETION_INDEX=2: there are LAUNCH_NNODES=2 nodes, counted from 0"):
-        read({"JOB_COMPLETION_INDEX": "2", "LAUNCH_NNODES": "2", "MASTER_ADDR": "a"})
+    refusal(
+        read,
+        {"JOB_COMPLETION_INDEX": "2", "LAUNCH_NNODES": "2", "MASTER_ADDR": "a"},
+        match="JOB_COMPLETION_INDEX=2: there are LAUNCH_NNODES=2 nodes, counted from 0",
+    )

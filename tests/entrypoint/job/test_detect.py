@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.launchers import LauncherBinding
+from tests.conftest import refusal
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",
@@ -151,8 +151,7 @@ def test_srun_pty_of_a_program_is_a_rank() -> None:
 
 
 def test_srun_pty_second_task_is_refused() -> None:
-    with pytest.raises(UserError, match="SLURM_PROCID=1: srun --pty started this process"):
-        detect_job(PTY | {"SLURM_PROCID": "1"}, "bash")
+    refusal(detect_job, PTY | {"SLURM_PROCID": "1"}, "bash", match="SLURM_PROCID=1: srun --pty started this process")
 
 
 @pytest.mark.parametrize(
@@ -204,8 +203,7 @@ def test_srun_pty_second_task_is_refused() -> None:
     ],
 )
 def test_detect_job_invalid_variable_raises(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        detect_job(environ)
+    refusal(detect_job, environ, match=said)
 
 
 @pytest.mark.parametrize(

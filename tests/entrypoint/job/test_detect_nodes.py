@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.settings import read_launch_settings
+from tests.conftest import refusal
 from tests.factories import KUBERNETES, STEP
 
 HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
@@ -140,9 +140,7 @@ def test_node_group_comes_from_launcher_or_settings(name: str) -> None:
     ],
 )
 def test_node_group_contradiction_raises(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        read(environ)
-    assert error.value.code == ExitCode.USAGE
+    refusal(read, environ, match=said)
 
 
 CLUSTER = json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}})
@@ -183,11 +181,7 @@ UNCLAIMED = {
 @pytest.mark.parametrize("name", UNCLAIMED)
 def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
     environ, variable = UNCLAIMED[name]
-    with pytest.raises(
-        UserError, match=f"^{variable}: (a launcher has several ranks here|this job has other nodes)"
-    ) as error:
-        read(environ)
-    assert error.value.code == ExitCode.USAGE
+    refusal(read, environ, match=f"^{variable}: (a launcher has several ranks here|this job has other nodes)")
     assert read(environ | {"LAUNCH_LAUNCHER": "direct"}) == NodeGroup()
 
 
@@ -221,8 +215,7 @@ def test_step_with_several_tasks_per_node_starts_no_ranks() -> None:
 def test_batch_job_with_a_file_of_several_nodes_is_refused(tmp_path: Path, variable: str) -> None:
     file = tmp_path / "nodes"
     file.write_text("node1\nnode1\nnode2\n")
-    with pytest.raises(UserError, match=f"^{variable}=.*list them once in LAUNCH_HOSTS"):
-        read({variable: str(file)})
+    refusal(read, {variable: str(file)}, match=f"^{variable}=.*list them once in LAUNCH_HOSTS")
     file.write_text("node1\nnode1\n")
     assert read({variable: str(file)}) == NodeGroup()
     assert read({variable: str(tmp_path / "none")}) == NodeGroup()

@@ -1,7 +1,8 @@
-"""Environments that launchers and platforms document, read as jobs: each process finds its place, or is refused.
+"""Environments of launchers and platforms, read as jobs: each process finds its place, or is refused.
 
-`documented.json` names the source of each: a file of the project at a commit, or a page. Nothing here was recorded;
-what real launchers set is in `launches.json`. Paths, job ids and addresses are examples.
+`launches.json` has what real launchers set: `python -m tests.cluster.record` records it again.
+`documented.json` has what others document, and names the source of each: a file at a commit, or a page. Paths, job ids
+and addresses are examples there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from entrypoint.core.errors import UserError
 from entrypoint.job import cloud_nodes
 from entrypoint.job.allocation import read_allocation, with_allocation
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.settings import read_launch_settings
+from tests.conftest import refusal
 
 LAUNCHES = json.loads(Path(__file__).with_name("documented.json").read_text())
 NAMES = [one["launch"] for one in LAUNCHES]
@@ -90,8 +91,7 @@ def test_process_that_cannot_know_its_rank_is_refused(
     for index, environ in enumerate(launch["environments"]):
         if not environ:  # a pod that waits for mpirun's ssh
             continue
-        with pytest.raises(UserError, match=f"^{REFUSED[name]}"):
-            placed(launch, index, tmp_path, monkeypatch)
+        refusal(placed, launch, index, tmp_path, monkeypatch, match=f"^{REFUSED[name]}")
 
 
 @pytest.mark.parametrize("name", names_of("ranks"))
@@ -119,8 +119,7 @@ def test_nodes_find_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert len({group.master_addr for group in found}) == 1
         assert found[0].master_addr
     for index in range(count, len(launch["environments"])):
-        with pytest.raises(UserError, match="a pool of servers or evaluators"):
-            placed(launch, index, tmp_path, monkeypatch)
+        refusal(placed, launch, index, tmp_path, monkeypatch, match="a pool of servers or evaluators")
 
 
 @pytest.mark.parametrize("name", names_of("batch"))
@@ -132,3 +131,36 @@ def test_batch_scripts_know_their_hosts(tmp_path: Path, monkeypatch: pytest.Monk
         assert job.hidden_hosts
     elif launch["nodes"] > 1:
         assert [host for host in job.hostnames if host != "batch5"] == ["node1", "node2"]
+
+
+RECORDED = json.loads((Path(__file__).parent / "launches.json").read_text())
+LAUNCHER_NAMES = {"hydra": "hydra (MPICH, Intel MPI)", "Open MPI 5": "Open MPI"}
+IDS = [f"{one['launch']}, {one['nodes']} x {one['ranks']}" for one in RECORDED]
+
+
+def jobs_of(launch: dict[str, Any]) -> list[Job]:
+    return sorted(map(detect_job, launch["environments"]), key=lambda job: job.rank)
+
+
+@pytest.mark.parametrize("launch", RECORDED, ids=IDS)
+def test_recorded_launch_gives_every_rank(launch: dict[str, Any]) -> None:
+    found, total = jobs_of(launch), launch["nodes"] * launch["ranks"]
+    name = launch["launch"].partition(" in an")[0].partition(" --")[0].partition(",")[0]
+    assert {job.launcher for job in found} == {LAUNCHER_NAMES.get(name, name)}
+    assert [job.rank for job in found] == list(range(total))
+    assert {job.world_size for job in found} == {total}
+    assert [job.local_rank for job in found] == [*range(launch["ranks"])] * launch["nodes"]
+    assert {job.local_world_size for job in found} == {launch["ranks"]}
+    assert {job.on_one_node for job in found} == {launch["nodes"] == 1}
+
+
+@pytest.mark.parametrize("launch", [one for one in RECORDED if one["nodes"] > 1 and one["launch"] != "hydra"])
+def test_master_addr_follows_from_the_launchers_variables(launch: dict[str, Any]) -> None:
+    masters = {job.master_addr for job in jobs_of(launch)}
+    assert len(masters) == 1
+    assert masters <= {"node1", "10.78.0.1"}
+
+
+@pytest.mark.parametrize("launch", RECORDED, ids=IDS)
+def test_ranks_of_one_job_agree_on_its_id(launch: dict[str, Any]) -> None:
+    assert len({job.job_id for job in jobs_of(launch)}) == 1

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job.job_key import KeySource, find_key_source, key_reader, read_drawn_key, write_key
+from tests.conftest import refusal
 
 SECRET = "0123456789abcdef"
 
@@ -122,27 +123,25 @@ def test_file_that_is_no_secret_is_refused(tmp_path: Path, text: str, mode: int,
     path = tmp_path / "key"
     path.write_text(text)
     path.chmod(mode)
-    with pytest.raises(UserError, match=said):
-        key_reader(KeySource("file", str(path)), {}, draws=False)
+    refusal(key_reader, KeySource("file", str(path)), {}, draws=False, match=said)
 
 
 @pytest.mark.parametrize(
-    ("owner", "mode", "said"),
+    ("owner", "mode", "said", "code"),
     [
-        (0, 0o666, "other users may read or write it"),
-        (0, 0o644, ""),
-        (65534, 0o600, "belongs to another user"),
+        (0, 0o666, "other users may read or write it", ExitCode.USAGE),
+        (0, 0o644, "", ExitCode.DONE),
+        (65534, 0o600, "belongs to another user", ExitCode.MACHINE),
     ],
 )
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a file to another user")
-def test_file_of_another_user_is_refused(tmp_path: Path, owner: int, mode: int, said: str) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, owner: int, mode: int, said: str, code: ExitCode) -> None:
     path = tmp_path / "key"
     path.write_text(SECRET)
     os.chown(path, owner, -1)
     path.chmod(mode)
     if said:
-        with pytest.raises(UserError, match=said):
-            key_reader(KeySource("file", str(path)), {}, draws=False)
+        refusal(key_reader, KeySource("file", str(path)), {}, draws=False, match=said, code=code)
     else:
         assert key_reader(KeySource("file", str(path)), {}, draws=False)() == SECRET.encode()
 
@@ -158,13 +157,16 @@ def test_file_of_another_user_is_refused(tmp_path: Path, owner: int, mode: int, 
 )
 def test_name_that_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
-        key_reader(KeySource("file", name), {}, draws=False)
-    assert said in str(error.value)
-    assert "\x1b" not in str(error.value)
+    message = refusal(key_reader, KeySource("file", name), {}, draws=False)
+    assert said in message
+    assert "\x1b" not in message
 
 
 def test_variable_that_is_too_short_is_refused_and_not_shown() -> None:
-    with pytest.raises(UserError, match="ENTRYPOINT_JOB_KEY: has less than 16 bytes") as error:
-        key_reader(KeySource("variable"), {"ENTRYPOINT_JOB_KEY": "pssst"}, draws=True)
-    assert "pssst" not in str(error.value)
+    assert "pssst" not in refusal(
+        key_reader,
+        KeySource("variable"),
+        {"ENTRYPOINT_JOB_KEY": "pssst"},
+        draws=True,
+        match="ENTRYPOINT_JOB_KEY: has less than 16 bytes",
+    )

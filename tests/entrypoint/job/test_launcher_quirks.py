@@ -62,8 +62,9 @@ def test_binding_by_options_of_open_mpi_is_kept(entrypoint: Entrypoint, version:
         text=True,
         check=True,
     )
-    result = entrypoint("run", "--verbose", "x.py", "--cpu-set", "0", command=(*started, PYTHON, "-m", "entrypoint"))
-    assert result.code == 0, result.err
+    result = entrypoint.succeed(
+        "run", "--verbose", "x.py", "--cpu-set", "0", command=(*started, PYTHON, "-m", "entrypoint")
+    )
     (rank,) = reported(entrypoint, 1)
     assert [rank["cpus"]] == [json.loads(bare.stdout)]
     assert len(rank["cpus"]) == 1  # type: ignore[arg-type]
@@ -78,8 +79,7 @@ def test_default_binding_of_open_mpi_is_replaced(
 ) -> None:
     script(entrypoint.folder, "x.py", TELL)
     command = (open_mpi(version), "--allow-run-as-root", *options, "-np", "1", PYTHON, "-m", "entrypoint")
-    result = entrypoint("run", "x.py", command=command)
-    assert result.code == 0, result.err
+    entrypoint.succeed("run", "x.py", command=command)
     assert reported(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
 
 
@@ -91,8 +91,7 @@ def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
     command = (*masked, PYTHON, "-m", "entrypoint")
     refused = entrypoint("run", "x.py", command=command)
     assert "entrypoint: error: 2 ranks: more ranks than cores" in refused.err
-    result = entrypoint("run", "--verbose", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--verbose", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
     assert reported(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
     assert "OMP_WAIT_POLICY" in result.err
 
@@ -105,8 +104,7 @@ def test_torchrun_single_thread_is_not_a_user_setting(
 ) -> None:
     script(entrypoint.folder, "x.py", TELL)
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
-    result = entrypoint("run", "x.py", command=torchrun, env=own)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "x.py", command=torchrun, env=own)
     assert [rank["threads"] for rank in reported(entrypoint, 2)] == [str(threads)] * 2
     assert ("(set by you) OMP_NUM_THREADS=1" in result.err) is bool(own)
 

@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.launch.agent_store import wait_for_master_agent
-from tests.conftest import Entrypoint, needs_two_cores, script
+from tests.conftest import Entrypoint, needs_two_cores, refusal, script
 from tests.factories import make_machine, make_test_plan
-from tests.net import free_port, listen_on
+from tests.net import listen_on
 from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
@@ -24,8 +24,9 @@ TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 @pytest.mark.launch
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])
 def test_restart_script_always_fails_keeps_its_exit_code(entrypoint: Entrypoint, launcher: str) -> None:
-    script(entrypoint.folder, "x.py", "open('starts', 'a').write('x'); raise SystemExit(9)")
-    result = entrypoint("run", "x.py", env=TWICE | {"LAUNCH_LAUNCHER": launcher})
+    result = entrypoint.run_script(
+        "open('starts', 'a').write('x'); raise SystemExit(9)", env=TWICE | {"LAUNCH_LAUNCHER": launcher}
+    )
     assert (result.code, (entrypoint.folder / "starts").read_text()) == (9, "xxx")
     said = [line for line in result.err.splitlines() if line.startswith(("entrypoint: restart", "entrypoint: error"))]
     failed = r"rank 0 of this job \(local rank 0, pid \d+\) failed first, with exit code 9"
@@ -48,9 +49,7 @@ def test_restart_killed_rank_restarts_all_and_succeeds(entrypoint: Entrypoint) -
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
     """
-    script(entrypoint.folder, "x.py", text)
-    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py", env=TWICE)
-    assert result.code == 0, result.err
+    result = entrypoint.run_script(text, "--nproc-per-node=2", "--oversubscribe=1", env=TWICE).succeeded()
     assert [(entrypoint.folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["01", "01"]
     assert "restart 1 of 2: rank 1 of this job" in result.err
 
@@ -58,8 +57,12 @@ def test_restart_killed_rank_restarts_all_and_succeeds(entrypoint: Entrypoint) -
 @pytest.mark.launch
 @pytest.mark.parametrize(("launcher", "code"), [("local", 2), ("local", 75), ("torchrun", 75)])
 def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, launcher: str, code: int) -> None:
-    script(entrypoint.folder, "x.py", f"open('starts', 'a').write('x'); raise SystemExit({code})")
-    assert entrypoint("run", "x.py", env=TWICE | {"LAUNCH_LAUNCHER": launcher}).code == code
+    assert (
+        entrypoint.run_script(
+            f"open('starts', 'a').write('x'); raise SystemExit({code})", env=TWICE | {"LAUNCH_LAUNCHER": launcher}
+        ).code
+        == code
+    )
     assert (entrypoint.folder / "starts").read_text() == "x"
 
 
@@ -71,8 +74,7 @@ def test_restart_killed_trainer_rank_resumes_from_checkpoint(entrypoint: Entrypo
     run.wait_for("epoch 12/")
     for rank in children(run.process.pid):
         os.kill(rank, signal.SIGKILL)
-    code, out, err = run.ended()
-    assert code == 0, err
+    out, err = run.ended_with(0)
     assert "restart 1 of 1: rank 0 of this job" in err
     assert re.search(r"resuming from \S+/checkpoint/step-\d+", out)
     assert entrypoint.summary()["epochs"] == 100
@@ -102,8 +104,7 @@ FAILS_ONCE = """
 def test_run_that_died_before_its_first_checkpoint_begins_again(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "once.py", FAILS_ONCE)
     words = ("train", "--model=once:build", f"--model-path={entrypoint.folder}", "--epochs=1", "--run-name=job-1")
-    result = entrypoint(*words, "--max-restarts=1")
-    assert result.code == 0, result.err
+    result = entrypoint.succeed(*words, "--max-restarts=1")
     assert "restart 1 of 1: rank 0 of this job" in result.err
     assert (entrypoint.folder / "failed").exists()
     assert entrypoint.summary("job-1")["epochs"] == 1
@@ -125,22 +126,23 @@ def test_one_killed_rank_costs_one_restart_each_time(entrypoint: Entrypoint) -> 
         run = Started(entrypoint, env | {"TRAIN_RUN_NAME": f"run{number}"})
         run.wait_for("epoch 2/")
         os.kill(children(run.process.pid)[number % 2], signal.SIGKILL)
-        code, _, err = run.ended()
-        assert code == 0, err
+        _, err = run.ended_with(0)
         assert re.findall(r"restart (\d) of 3", err) == ["1"]
         assert entrypoint.summary(f"run{number}")["epochs"] == 6
 
 
 def test_wait_for_master_agent_late_logs_then_raises(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], port: int
 ) -> None:
     monkeypatch.setattr("entrypoint.core.network.LOG_INTERVAL_S", 0.2)
     monkeypatch.setattr("entrypoint.core.network.RETRY_INTERVAL_S", 0.1)
-    port = free_port()
     environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with pytest.raises(UserError, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
-        wait_for_master_agent(make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
-    assert error.value.code == ExitCode.RENDEZVOUS
+    refusal(
+        wait_for_master_agent,
+        make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}),
+        match=f"node 0 at 127.0.0.1:{port} did not come within 1 s",
+        code=ExitCode.RENDEZVOUS,
+    )
     assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
     with listen_on(port):
         wait_for_master_agent(make_test_plan(make_machine(2), environ))
@@ -161,7 +163,7 @@ LISTENING = """
 
 @needs_two_cores
 def test_agent_of_one_node_listens_on_loopback_alone(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", LISTENING)
-    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "--launcher=torchrun", "x.py")
-    assert result.code == 0, result.err
+    result = entrypoint.run_script(
+        LISTENING, "--nproc-per-node=2", "--oversubscribe=1", "--launcher=torchrun"
+    ).succeeded()
     assert set(result.out.splitlines()) == {"tcp 0100007F"}

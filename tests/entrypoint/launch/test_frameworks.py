@@ -43,8 +43,7 @@ ACCELERATE = """
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate_trains_over_all_ranks(entrypoint: Entrypoint, ranks: int) -> None:
     file = script(entrypoint.folder, "x.py", ACCELERATE)
-    result = entrypoint("run", f"--nproc-per-node={ranks}", file, env=QUIET)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", f"--nproc-per-node={ranks}", file, env=QUIET)
     said = sorted(line for line in result.out.splitlines() if line.startswith("rank "))
     assert said == [f"rank {rank} of {ranks}: {8 // ranks} steps, 1 result" for rank in range(ranks)]
 
@@ -84,8 +83,7 @@ BATCH = {
 @needs("pytorch_lightning")
 def test_lightning_trains_over_all_ranks(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "x.py", LIGHTNING)
-    result = entrypoint("run", "--nproc-per-node=2", file, "2", env=QUIET)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--nproc-per-node=2", file, "2", env=QUIET)
     assert {"rank 0 of 2: 4 steps", "rank 1 of 2: 4 steps"} <= set(result.out.splitlines())
 
 
@@ -96,8 +94,7 @@ def test_lightning_trains_over_mpirun_ranks_in_a_batch_job(entrypoint: Entrypoin
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     file = script(entrypoint.folder, "x.py", LIGHTNING)
     command = (mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2", PYTHON, "-m", "entrypoint")
-    result = entrypoint("run", file, "2", env=QUIET | BATCH, command=command)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", file, "2", env=QUIET | BATCH, command=command)
     assert {"rank 0 of 2: 4 steps", "rank 1 of 2: 4 steps"} <= set(result.out.splitlines())
 
 

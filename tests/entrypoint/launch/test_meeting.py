@@ -42,8 +42,7 @@ def test_ranks_that_never_met_are_told_last(
 def test_rank_0_of_mpirun_says_so_once(entrypoint: Entrypoint, name: str, count: int) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     command = (mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2", PYTHON, "-m", "entrypoint")
-    result = entrypoint("run", "--quiet", script(entrypoint.folder, "x.py", SCRIPTS[name]), command=command)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--quiet", script(entrypoint.folder, "x.py", SCRIPTS[name]), command=command)
     assert result.err.count(NEVER_MET) == count
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
 from entrypoint.launch.notebook import read_cells
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, refusal
 
 pytest.importorskip("nbformat")
 pytest.importorskip("IPython")
@@ -64,8 +63,7 @@ def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
         "total = torch.ones(1)\ndist.all_reduce(total)",
         "print('sum', int(total), flush=True)\ndist.destroy_process_group()",
     )
-    result = entrypoint("run", "--quiet", "--nproc-per-node", "2", "x.ipynb")
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--quiet", "--nproc-per-node", "2", "x.ipynb")
     assert [line for line in result.out.splitlines() if line.startswith("sum")] == ["sum 2"] * 2
 
 
@@ -83,18 +81,17 @@ def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: 
 def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.ipynb"
     path.write_text("print('no JSON')")
-    with pytest.raises(UserError, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.") as error:
-        read_cells(path)
-    assert len(str(error.value).splitlines()) == 1
+    refusal(read_cells, path, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.")
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nbformat", None)
-    with pytest.raises(
-        UserError, match=r"x\.ipynb: needs nbformat, .*pip install .reference-training.notebook"
-    ) as error:
-        read_cells(write_notebook(tmp_path / "x.ipynb", "1"))
-    assert error.value.code == 3
+    refusal(
+        read_cells,
+        write_notebook(tmp_path / "x.ipynb", "1"),
+        match=r"x\.ipynb: needs nbformat, .*pip install .reference-training.notebook",
+        code=3,
+    )
 
 
 @pytest.mark.launch

@@ -39,8 +39,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ccl_trains_to_the_accuracy_of_gloo(entrypoint: Entrypoint, python: str, tmp_path: Path) -> None:
     command = (python, "-m", "entrypoint")
     env = CCL | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "ccl", "ONECCL_REPORT": str(tmp_path / "report")}
-    result = entrypoint("train", env=env, command=command)
-    assert result.code == 0, result.err
+    entrypoint.succeed("train", env=env, command=command)
     gloo = entrypoint.train(env=CCL | {"TRAIN_EPOCHS": "3", "LAUNCH_BACKEND": "gloo", "TRAIN_RUN_NAME": "gloo"})
     ccl = entrypoint.summary("ccl")
     assert ccl["weights_sha256"] == gloo["weights_sha256"], "the stand-in sums as Gloo does"
@@ -54,10 +53,10 @@ def test_ccl_trains_to_the_accuracy_of_gloo(entrypoint: Entrypoint, python: str,
 @pytest.mark.parametrize("name", ["I_MPI_ROOT", "FI_PROVIDER_PATH"])
 def test_ccl_without_its_transport_is_refused_by_the_plan(entrypoint: Entrypoint, python: str, name: str) -> None:
     command = (python, "-m", "entrypoint")
-    result = entrypoint("plan", env=CCL | {name: "/nowhere"}, command=command)
-    assert result.code == ExitCode.MACHINE
-    (line,) = result.error_lines
-    assert "LAUNCH_BACKEND=ccl: cannot be used (RuntimeError: oneCCL: could not initialize any transport" in line
+    assert (
+        "LAUNCH_BACKEND=ccl: cannot be used (RuntimeError: oneCCL: could not initialize any transport"
+        in entrypoint.error_line("plan", env=CCL | {name: "/nowhere"}, command=command, code=ExitCode.MACHINE)
+    )
     doctor = entrypoint("doctor", env={name: "/nowhere"}, command=command).out
     assert "could not initialize any transport" in doctor
 

@@ -93,8 +93,7 @@ def test_log_dir_has_a_file_of_each_rank_and_restart(entrypoint: Entrypoint) -> 
         """,
     )
     shown = {"LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "1", "LAUNCH_LOG_PREFIX": "1"}
-    result = entrypoint("run", "x.py", env=AGAIN | shown)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "x.py", env=AGAIN | shown)
     for start in range(2):
         for rank in range(2):
             for name in ("out", "err"):
@@ -116,9 +115,9 @@ def test_second_run_appends_to_log_files(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 def test_single_rank_has_a_log_file_too(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", "print('here'); raise SystemExit(3)")
-    result = entrypoint(
-        "run", "x.py", env={"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_LOG_DIR": "logs"}
+    result = entrypoint.run_script(
+        "print('here'); raise SystemExit(3)",
+        env={"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_LOG_DIR": "logs"},
     )
     assert (result.code, result.out) == (3, "here\n")
     assert (entrypoint.folder / "logs/attempt_0/0/stdout.log").read_text() == "here\n"
@@ -127,9 +126,7 @@ def test_single_rank_has_a_log_file_too(entrypoint: Entrypoint) -> None:
 @pytest.mark.launch
 @needs_two_cores
 def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint) -> None:
-    script(
-        entrypoint.folder,
-        "x.py",
+    result = entrypoint.run_script(
         """
         import os, signal, time
 
@@ -149,8 +146,8 @@ def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint) -> Non
             raise RuntimeError("the cause")
         time.sleep(60)
         """,
+        env=TWO,
     )
-    result = entrypoint("run", "x.py", env=TWO)
     lines = result.err.splitlines()
     start = next(n for n, line in enumerate(lines) if re.match("entrypoint: the last 20 lines of rank 1:", line))
     assert "  RuntimeError: the cause" in lines[start:]
@@ -162,12 +159,16 @@ def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint) -> Non
 @pytest.mark.launch
 @needs_two_cores
 def test_file_of_failed_rank_is_named(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", "import os, time; time.sleep(9) if os.environ['RANK'] == '0' else os._exit(4)")
-    result = entrypoint("run", "x.py", env=TWO | {"LAUNCH_LOG_DIR": "logs"})
+    result = entrypoint.run_script(
+        "import os, time; time.sleep(9) if os.environ['RANK'] == '0' else os._exit(4)",
+        env=TWO | {"LAUNCH_LOG_DIR": "logs"},
+    )
     assert result.code == 4
     assert "failed first, with exit code 4" in result.err.splitlines()[-1]
-    script(entrypoint.folder, "x.py", "import os; print('clue', flush=True); os._exit(4)")
-    result = entrypoint("run", "x.py", env=TWO | {"LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "0"})
+    result = entrypoint.run_script(
+        "import os; print('clue', flush=True); os._exit(4)",
+        env=TWO | {"LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "0"},
+    )
     assert re.search(r"rank [01](, whole in| is in) logs/attempt_0/[01]", " ".join(result.err.split()))
 
 
@@ -251,8 +252,7 @@ def test_full_disk_of_log_files_does_not_end_a_job(entrypoint: Entrypoint) -> No
     folder = entrypoint.folder / "logs/attempt_0/0"
     folder.mkdir(parents=True)
     (folder / "stdout.log").symlink_to("/dev/full")
-    script(entrypoint.folder, "x.py", "print('here')")
-    result = entrypoint("run", "x.py", env=TWO | {"LAUNCH_LOG_DIR": "logs"})
+    result = entrypoint.run_script("print('here')", env=TWO | {"LAUNCH_LOG_DIR": "logs"})
     assert (result.code, result.out) == (0, "here\nhere\n")
     full = "entrypoint: LAUNCH_LOG_DIR=logs: cannot be written (No space left on device); rank 0 goes on\n"
     assert result.err.startswith(full)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.core.process import own_command
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.node_group import NodeGroup
@@ -20,12 +20,12 @@ from entrypoint.launch.remote import (
     with_remote_command,
     withheld_variables,
 )
-from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.inputs import RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from tests.conftest import script
-from tests.factories import SCRIPT, make_machine
+from tests.conftest import refusal, script
+from tests.factories import make_machine, plan_inputs
 
 BATCH = {
     "SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
@@ -34,10 +34,8 @@ BATCH = {
 
 
 def plan(environ: dict[str, str], starter: RemoteLauncher | None, cores: int = 8) -> Plan:
-    settings, job = read_launch_settings(environ, {}), detect_job(environ)
-    inputs = PlanInputs(
-        settings, make_machine(cores), job, SCRIPT, environ, "python", remote_launcher=starter, run_token="77"
-    )
+    job = detect_job(environ)
+    inputs = plan_inputs(make_machine(cores), environ, job, remote_launcher=starter, run_token="77")
     return with_remote_command(make_plan(inputs), inputs)
 
 
@@ -83,9 +81,7 @@ def test_ranks_per_host_invalid_raises(tmp_path: Path, monkeypatch: pytest.Monke
     Path("folder").mkdir()
     Path("binary").write_bytes(bytes(range(256)))
     Path("empty").write_text("")
-    with pytest.raises(UserError, match=said) as error:
-        read_hosts(text)
-    assert str(error.value).isprintable()
+    refusal(read_hosts, text, match=said)
 
 
 def test_host_may_have_the_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,17 +111,24 @@ def test_find_remote_launcher_with_hosts_selects_launcher(environ: dict[str, str
 
 def test_find_remote_launcher_batch_without_srun_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        UserError, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec"
-    ) as error:
-        find_remote_launcher(read_launch_settings(BATCH, {}).values, detect_job(BATCH), 1, BATCH)
-    assert error.value.code == ExitCode.MACHINE
-    with pytest.raises(
-        UserError, match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from"
-    ):
-        find_remote_launcher(
-            read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), NodeGroup().nnodes, {}
-        )
+    refusal(
+        find_remote_launcher,
+        read_launch_settings(BATCH, {}).values,
+        detect_job(BATCH),
+        1,
+        BATCH,
+        match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec",
+        code=ExitCode.MACHINE,
+    )
+    refusal(
+        find_remote_launcher,
+        read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values,
+        Job(),
+        NodeGroup().nnodes,
+        {},
+        match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from",
+        code=ExitCode.MACHINE,
+    )
 
 
 @pytest.mark.launch
@@ -146,8 +149,7 @@ def test_detect_mpi_reads_version_output(tmp_path: Path, version: str, mpi: tupl
     program.chmod(0o755)
     assert detect_mpi(str(program)) == mpi
     program.write_text("#!/bin/sh\necho someone else\n")
-    with pytest.raises(UserError, match="--version says someone else, neither Open MPI nor"):
-        detect_mpi(str(program))
+    refusal(detect_mpi, str(program), match="--version says someone else, neither Open MPI nor", code=ExitCode.MACHINE)
 
 
 @pytest.mark.launch
@@ -156,8 +158,15 @@ def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
     values = read_launch_settings(environ, {}).values
-    with pytest.raises(UserError, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with\. .* apptainer exec"):
-        find_remote_launcher(values, Job(), 1, environ)
+    refusal(
+        find_remote_launcher,
+        values,
+        Job(),
+        1,
+        environ,
+        match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with\. .* apptainer exec",
+        code=ExitCode.MACHINE,
+    )
     assert find_remote_launcher(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
     script(tmp_path, "ssh", "#!/bin/sh\n").chmod(0o755)
     assert find_remote_launcher(values, Job(), 1, environ)
@@ -229,8 +238,14 @@ def test_mpirun_in_batch_job_uses_its_nodes_and_tasks() -> None:
 def test_find_remote_launcher_heterogeneous_job_raises() -> None:
     environ = BATCH | {"SLURM_HET_SIZE": "3"}
     chosen = read_launch_settings(environ, {})
-    with pytest.raises(UserError, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):
-        find_remote_launcher(chosen.values, detect_job(environ), 1, environ)
+    refusal(
+        find_remote_launcher,
+        chosen.values,
+        detect_job(environ),
+        1,
+        environ,
+        match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint",
+    )
     chosen = read_launch_settings({"LAUNCH_LAUNCHER": "direct"}, {})
     assert find_remote_launcher(chosen.values, detect_job(environ), 1, environ) is None
 
@@ -270,8 +285,9 @@ def test_plan_for_this_host_is_limited_by_its_cores() -> None:
     made = plan({"LAUNCH_HOSTS": "node1:2,b:2"}, here, cores=2)
     assert (made.nodes.world_size, len(made.ranks)) == (4, 2)
     many = RemoteLauncher("mpirun", "Open MPI", (("node1", 8),))
-    with pytest.raises(UserError, match="8 ranks: more ranks than cores"):
-        plan({"LAUNCH_HOSTS": "node1:8"}, many, cores=2)
+    refusal(
+        plan, {"LAUNCH_HOSTS": "node1:8"}, many, cores=2, match="8 ranks: more ranks than cores", code=ExitCode.MACHINE
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,8 +299,12 @@ def test_plan_for_this_host_is_limited_by_its_cores() -> None:
     ],
 )
 def test_hosts_without_mpirun_are_refused(environ: dict[str, str], starter: RemoteLauncher | None, other: str) -> None:
-    with pytest.raises(UserError, match=f"LAUNCH_HOSTS=a:1: only mpirun uses it, and {other} starts no mpirun"):
-        plan({"LAUNCH_HOSTS": "a:1"} | environ, starter)
+    refusal(
+        plan,
+        {"LAUNCH_HOSTS": "a:1"} | environ,
+        starter,
+        match=f"LAUNCH_HOSTS=a:1: only mpirun uses it, and {other} starts no mpirun",
+    )
 
 
 def test_srun_inside_srun_pty_shares_the_cpus_of_its_step() -> None:

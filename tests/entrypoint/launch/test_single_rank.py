@@ -54,10 +54,9 @@ def test_oom_kill_is_reported_with_limit_and_code_5(
     entrypoint: Entrypoint, limited: tuple[str, ...], below: tuple[str, ...]
 ) -> None:
     hog = script(entrypoint.folder, "hog.py", HOG)
-    result = entrypoint(command=(*limited, *below, *COMMAND, str(hog)), env=QUIET)
-    assert result.code == 5, result.err
-    assert len(result.error_lines) == 1
-    assert "killed by SIGKILL: out of memory, the 1.5 GiB that this job may use" in result.error_lines[0]
+    assert "killed by SIGKILL: out of memory, the 1.5 GiB that this job may use" in entrypoint.error_line(
+        command=(*limited, *below, *COMMAND, str(hog)), env=QUIET, code=5
+    )
 
 
 OLD_KILL = """

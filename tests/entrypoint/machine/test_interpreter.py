@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.machine import interpreter
 from entrypoint.machine.interpreter import find_interpreter
+from tests.conftest import refusal
 
 
 @pytest.fixture
@@ -60,5 +61,11 @@ def test_own_environment_is_no_other_one() -> None:
 
 
 def test_python_that_is_not_there_is_named() -> None:
-    with pytest.raises(UserError, match="LAUNCH_PYTHON=x: no such program"):
-        find_interpreter("x", "LAUNCH_PYTHON=x", {"PATH": "/usr/bin"})
+    refusal(
+        find_interpreter,
+        "x",
+        "LAUNCH_PYTHON=x",
+        {"PATH": "/usr/bin"},
+        match="LAUNCH_PYTHON=x: no such program",
+        code=ExitCode.MACHINE,
+    )

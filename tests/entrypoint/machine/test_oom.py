@@ -80,8 +80,6 @@ HOG = """
 def test_oom_killed_rank_is_reported_with_its_limit(entrypoint: Entrypoint, limited: tuple[str, ...]) -> None:
     hog = script(entrypoint.folder, "hog.py", HOG)
     command = (*limited, PYTHON, "-m", "entrypoint", "run", "--nproc-per-node=2", str(hog))
-    result = entrypoint(command=command, env={"LAUNCH_QUIET": "1"})
-    assert result.code == 5, result.err
-    (line,) = result.error_lines
+    line = entrypoint.error_line(command=command, env={"LAUNCH_QUIET": "1"}, code=5)
     assert "rank 1 of this job" in line
     assert "failed first: killed by SIGKILL: out of memory, the 1.5 GiB that this job may use (peak 1.5 GiB)" in line

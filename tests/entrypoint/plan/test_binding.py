@@ -1,4 +1,4 @@
-"""The plan on machines that are not here: what an expert would write after reading lscpu and nvidia-smi."""
+"""The plan on machines that are not here, as an expert would write it, and what is left to others on a shared node."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.plan.model import Plan
-from tests.factories import make_machine, make_test_plan, reason_for, simulated_machine
+from entrypoint.plan.model import Plan, RankPlan
+from entrypoint.plan.planner import make_plan
+from tests.conftest import refusal
+from tests.factories import make_machine, make_test_plan, plan_inputs, reason_for, simulated_machine
 
 
 def shares(made: Plan) -> list[str]:
@@ -69,8 +71,13 @@ def test_quota_3_5_gives_one_rank_three_threads() -> None:
     assert len(made.ranks[0].cpus) == 32, "a quota limits time, not places"
     assert "cgroup limit 3.5 CPUs" in reason_for(made, "cores")
     assert made.environment.variables["OMP_WAIT_POLICY"] == "passive"
-    with pytest.raises(UserError, match=r"more ranks than cores: .* cgroup limit 3\.5 CPUs"):
-        make_test_plan(simulated_machine("Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"})
+    refusal(
+        make_test_plan,
+        simulated_machine("Kubernetes pod with quota 3.5"),
+        {"LAUNCH_NPROC_PER_NODE": "4"},
+        match=r"more ranks than cores: .* cgroup limit 3\.5 CPUs",
+        code=ExitCode.MACHINE,
+    )
 
 
 def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory() -> None:
@@ -132,9 +139,13 @@ def test_old_driver_falls_back_to_cpu_only_on_auto() -> None:
     assert any(
         "the driver 550.90 supports CUDA up to 12.4, and torch is built for 13.0" in line for line in made.warnings
     )
-    with pytest.raises(UserError, match=r"LAUNCH_DEVICE=cuda: the driver 550\.90 supports CUDA up to 12\.4") as error:
-        make_test_plan(old, {"LAUNCH_DEVICE": "cuda"})
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        make_test_plan,
+        old,
+        {"LAUNCH_DEVICE": "cuda"},
+        match=r"LAUNCH_DEVICE=cuda: the driver 550\.90 supports CUDA up to 12\.4",
+        code=ExitCode.MACHINE,
+    )
 
 
 def test_cpu_build_of_torch_ignores_gpus() -> None:
@@ -147,8 +158,13 @@ def test_cpu_build_of_torch_ignores_gpus() -> None:
 def test_srun_rank_uses_its_visible_gpu() -> None:
     made = make_test_plan(make_machine(8, gpus=1), job=Job("srun", 3, 4, 3, 4))
     assert [rank.gpu for rank in made.ranks] == [0, 0, 0, 0]
-    with pytest.raises(UserError, match="srun started 4 ranks on this node, which has 2 visible GPUs"):
-        make_test_plan(make_machine(8, gpus=2), job=Job("srun", 3, 4, 3, 4))
+    refusal(
+        make_test_plan,
+        make_machine(8, gpus=2),
+        job=Job("srun", 3, 4, 3, 4),
+        match="srun started 4 ranks on this node, which has 2 visible GPUs",
+        code=ExitCode.MACHINE,
+    )
 
 
 def test_slurm_grant_limits_without_mask() -> None:
@@ -196,5 +212,83 @@ def test_thread_limit_of_openmp_counts(limit: str, threads: int, reason: str) ->
 
 
 def test_threads_above_the_limit_contradict_it() -> None:
-    with pytest.raises(UserError, match=r"^OMP_NUM_THREADS=4 and OMP_THREAD_LIMIT=2 contradict"):
-        make_test_plan(make_machine(8), {"OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "4"})
+    refusal(
+        make_test_plan,
+        make_machine(8),
+        {"OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "4"},
+        match=r"^OMP_NUM_THREADS=4 and OMP_THREAD_LIMIT=2 contradict",
+    )
+
+
+LEFT = {
+    "not quite one": (make_machine(4), 0.79, {}, [4]),
+    "one": (make_machine(4), 0.81, {}, [3]),
+    "one and a half of another": (make_machine(4), 1.5, {}, [3]),
+    "half of the CPUs": (make_machine(4), 2.0, {}, [2]),
+    "more, where fewer threads are no better": (make_machine(4), 2.9, {}, [4]),
+    "one of two": (make_machine(2), 1.0, {}, [1]),
+    "both of two": (make_machine(2), 2.0, {}, [2]),
+    "the only one": (make_machine(1), 1.0, {}, [1]),
+    "as many from each rank": (make_machine(8), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [3, 3]),
+    "three of two ranks": (make_machine(8), 3.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [2, 2]),
+    "ranks of one CPU": (make_machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [1, 1]),
+    "a quota that fits next to them": (make_machine(8, quota=2), 3.0, {}, [2]),
+    "a quota that fits next to many": (make_machine(8, quota=2), 6.0, {}, [2]),
+    "a quota that does not": (make_machine(8, quota=6), 3.0, {}, [5]),
+    "a user's own threads": (make_machine(4), 1.0, {"LAUNCH_THREADS": "4"}, [4]),
+    "nothing by a user": (make_machine(4), 1.0, {"LAUNCH_RESERVE_CPUS": "0"}, [4]),
+    "some by a user": (make_machine(4), 0.0, {"LAUNCH_RESERVE_CPUS": "3"}, [1]),
+    "a scheduler's node": (make_machine(4), 1.0, {}, [4], Job(granted_cpus=4, hostnames=("n1",))),
+    "ranks of mpirun": (make_machine(4), 1.0, {}, [2, 2], Job("Open MPI", 0, 2, 0, 2)),
+    "one node of several": (make_machine(4), 1.0, {"LAUNCH_NNODES": "2", "MASTER_ADDR": "n1"}, [4]),
+    "a GPU's rank": (make_machine(4, gpus=1), 1.0, {}, [4]),
+}
+
+TOO_MANY = ("more, where fewer threads are no better", "both of two", "the only one", "ranks of one CPU")
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_busy_cpus_are_reserved(case: str) -> None:
+    node, busy, environ, threads, *job = LEFT[case]
+    made = make_test_plan(replace(node, busy_cpus=busy), environ, *job)
+    alone = make_test_plan(
+        node, {name: value for name, value in environ.items() if name != "LAUNCH_RESERVE_CPUS"}, *job
+    )
+    assert [rank.threads for rank in made.ranks] == threads
+    fewer = threads != [rank.threads for rank in alone.ranks]
+    assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "still bound to all"
+    assert ("less: " in reason_for(made, "threads")) == fewer
+    assert any("`entrypoint tune`" in line for line in made.warnings) == (case in TOO_MANY)
+    assert made.binding.reserved_cpus >= fewer
+
+
+@pytest.mark.parametrize("busy", [0.0, 2.0])
+def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
+    def resumed(cores: int, environ: dict[str, str] | None = None) -> list[int]:
+        node = replace(make_machine(cores), busy_cpus=busy)
+        first = make_test_plan(make_machine(4))
+        ranks, binding = (RankPlan(0, (0, 1, 2, 3), 3),), replace(first.binding, reserved_cpus=1)
+        before = replace(first, ranks=ranks, binding=binding)
+        made = make_plan(plan_inputs(node, environ, previous=before))
+        return [rank.threads for rank in made.ranks]
+
+    assert resumed(4) == [3]
+    assert resumed(8) == [8 - int(busy)], "other cores are planned again"
+    assert resumed(4, {"LAUNCH_RESERVE_CPUS": "0"}) == [4]
+    assert resumed(4, {"LAUNCH_THREADS": "2"}) == [2]
+
+
+@pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORE_TYPE": "physical"}, 12)])
+def test_unused_cores_are_reserved_first(environ: dict[str, str], threads: int) -> None:
+    made = make_test_plan(replace(simulated_machine("hybrid laptop"), busy_cpus=2.0), environ)
+    assert made.ranks[0].threads == threads
+
+
+def test_reserving_all_cpus_raises() -> None:
+    refusal(
+        make_test_plan,
+        make_machine(4),
+        {"LAUNCH_RESERVE_CPUS": "4"},
+        match="LAUNCH_RESERVE_CPUS=4: leaves no CPU to a rank that has 4",
+        code=ExitCode.MACHINE,
+    )

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job.detect import Job
-from entrypoint.plan.inputs import PlanInputs
+from entrypoint.job.launchers import LauncherBinding
+from entrypoint.machine.backends import OneCcl
+from entrypoint.plan.environment import FLIGHT_RECORDER_VARIABLES as VARIABLES
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
-from entrypoint.settings import read_launch_settings
-from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+from tests.conftest import refusal
+from tests.factories import make_machine, make_test_plan, plan_inputs, reason_for
 
 
 def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str] | None = None) -> Plan:
     node = make_machine(4)
     node = replace(node, container=replace(node.container, engine=container))
-    settings = read_launch_settings({}, {})
-    return make_plan(PlanInputs(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
+    return make_plan(plan_inputs(node, environ, broken_preloads=broken or {}))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,14 @@ PRELOAD = {"LD_PRELOAD": "/host/liby.so:/opt/libx.so"}
 
 
 def test_environment_missing_preload_raises() -> None:
-    with pytest.raises(
-        UserError, match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read"
-    ) as error:
-        plan_in("", PRELOAD, BROKEN)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        plan_in,
+        "",
+        PRELOAD,
+        BROKEN,
+        match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read",
+        code=ExitCode.MACHINE,
+    )
 
 
 def test_host_preload_missing_in_apptainer_is_dropped_and_named() -> None:
@@ -75,7 +79,7 @@ TOGETHER = [
 def test_accelerate_variables_let_cpu_ranks_train_together(
     settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
 ) -> None:
-    inputs = PlanInputs(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
+    inputs = replace(plan_inputs(make_machine(4), settings, job), environ=environ)
     assert make_plan(inputs).environment.variables.get("ACCELERATE_USE_CPU") == value
     trains = make_plan(replace(inputs, program=Program("train", ("python", "-m", "train"))))
     assert "ACCELERATE_USE_CPU" not in trains.environment.variables
@@ -93,3 +97,90 @@ def test_openmp_variable_set_by_user_is_shown_as_user_set() -> None:
     assert reason_for(made, "OMP_SCHEDULE") == "(set by you) OMP_SCHEDULE=dynamic"
     assert made.environment.variables["OMP_SCHEDULE"] == "dynamic"
     assert "OMP_PROC_BIND" not in made.environment.variables, "left as it is"
+
+
+NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environ", "expected"),
+    [
+        (2, {}, dict(zip(NAMES, ("2000", "1"), strict=True))),
+        (2, {"LAUNCH_BACKEND": "nccl"}, dict(zip(NAMES, ("2000", "1"), strict=True))),
+        (2, {"TORCH_FR_BUFFER_SIZE": "7"}, dict(zip(NAMES, ("7", "1"), strict=True))),
+        (2, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}),
+        (2, {"LAUNCH_BACKEND": "gloo"}, {}),
+        (2, {"LAUNCH_DEVICE": "cpu", "LAUNCH_NPROC_PER_NODE": "2"}, {}),
+        (1, {}, {}),
+    ],
+)
+def test_flight_recorder_is_for_ranks_with_nccl(gpus: int, environ: dict[str, str], expected: dict[str, str]) -> None:
+    made = make_test_plan(make_machine(4, gpus=gpus), environ)
+    assert {name: value for name, value in made.environment.variables.items() if name in VARIABLES} == expected
+
+
+def test_flight_recorder_writes_into_log_folder() -> None:
+    made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_LOG_DIR": "/logs"})
+    assert made.environment.variables["TORCH_FR_DUMP_TEMP_FILE"] == "/logs/nccl_trace_rank_"
+    assert "is written to /logs" in reason_for(made, "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+
+NODE = replace(make_machine(8), oneccl=OneCcl("/p", "/p/prov"))
+CCL = {"LAUNCH_BACKEND": "ccl", "LAUNCH_NPROC_PER_NODE": "2"}
+NO_WORKER = {"CCL_WORKER_OFFLOAD": "0", "CCL_YIELD": "sched_yield"}
+TRANSPORT = {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov", "CCL_LOG_LEVEL": "error"}
+OFI = {"CCL_ATL_TRANSPORT": "ofi"}
+
+
+def chosen(environ: dict[str, str], job: Job | None = None) -> dict[str, str]:
+    variables = make_test_plan(NODE, environ, job).environment.variables
+    return {name: value for name, value in variables.items() if name.startswith(("CCL_", "I_MPI_", "FI_"))}
+
+
+@pytest.mark.parametrize(
+    ("environ", "job", "expected"),
+    [
+        (CCL, None, {**TRANSPORT, "CCL_ATL_TRANSPORT": "ofi", **NO_WORKER}),
+        (
+            CCL | {"LAUNCH_THREADS": "3"},
+            None,
+            {**TRANSPORT, "CCL_ATL_TRANSPORT": "ofi", "CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": "3,7"},
+        ),
+        (
+            CCL | {"LAUNCH_THREADS": "3", "LAUNCH_CPU_BINDING": "none"},
+            None,
+            TRANSPORT | {"CCL_ATL_TRANSPORT": "ofi", **NO_WORKER},
+        ),
+        ({"LAUNCH_BACKEND": "ccl"}, Job("Open MPI", 0, 2, 0, 2), {**TRANSPORT, **OFI, **NO_WORKER}),
+        ({"LAUNCH_BACKEND": "ccl"}, Job("hydra (MPICH, Intel MPI)", 0, 2, 0, 2), {**TRANSPORT, **NO_WORKER}),
+        (
+            CCL | {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7", "CCL_LOG_LEVEL": "warn"},
+            None,
+            TRANSPORT | OFI | {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7", "CCL_LOG_LEVEL": "warn"},
+        ),
+        (
+            {"LAUNCH_BACKEND": "ccl"},
+            Job("srun", 0, 2, 0, 2, cpu_binding=LauncherBinding.USER),
+            {**TRANSPORT, "CCL_ATL_TRANSPORT": "ofi", **NO_WORKER},
+        ),
+        (
+            CCL | {"CCL_YIELD": "pause"},
+            None,
+            {**TRANSPORT, "CCL_ATL_TRANSPORT": "ofi", **NO_WORKER, "CCL_YIELD": "pause"},
+        ),
+        ({"LAUNCH_NPROC_PER_NODE": "2"}, None, {}),
+    ],
+)
+def test_ccl_gets_its_transport_and_a_place_for_its_worker(
+    environ: dict[str, str], job: Job | None, expected: dict[str, str]
+) -> None:
+    assert chosen(environ, job) == expected
+
+
+def test_every_variable_of_ccl_is_shown_with_its_reason() -> None:
+    made = make_test_plan(NODE, CCL | {"CCL_YIELD": "pause"})
+    reasons = {one.key: one.text for one in made.decisions}
+    assert reasons["CCL_ATL_TRANSPORT"] == "no mpirun of Intel's or MPICH's starts the ranks"
+    assert reasons["CCL_WORKER_OFFLOAD"] == "the ranks fill the cores: no worker threads"
+    assert reasons["CCL_YIELD"] == "(set by you) CCL_YIELD=pause"
+    assert {"I_MPI_ROOT", "FI_PROVIDER_PATH"} <= set(reasons)

@@ -6,26 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
-from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.job_key import KeySource
-from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.inputs import RemoteLauncher
 from entrypoint.plan.model import Plan
-from entrypoint.plan.planner import make_plan
-from entrypoint.settings import read_launch_settings
-from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+from tests.factories import make_machine, make_test_plan, reason_for
 
 BY_HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "node1"}
 SRUN = Job(launcher="srun", rank=1, world_size=4, local_rank=1, local_world_size=2, hostnames=("node1", "node2"))
 
 
 def plan_of(environ: dict[str, str], job: Job, source: KeySource, remote: RemoteLauncher | None = None) -> Plan:
-    settings = read_launch_settings(environ, {})
-    group = detect_node_group(settings, environ, job)
-    inputs = PlanInputs(
-        settings, make_machine(4), job, SCRIPT, environ, "p", node_group=group, key_source=source,
-        remote_launcher=remote,
-    )  # fmt: skip
-    return make_plan(inputs)
+    return make_test_plan(make_machine(4), environ, job, key_source=source, remote_launcher=remote)
 
 
 DRAWN = KeySource("drawn", "/home/me/.cache/reference-training/keys/7")

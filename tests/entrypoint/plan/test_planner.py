@@ -9,17 +9,16 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job, LauncherBinding
-from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.node_group import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
 from entrypoint.machine.interpreter import Interpreter, Packages
-from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.inputs import RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
-from entrypoint.settings import LaunchSettings, read_launch_settings
-from tests.conftest import FUZZ_EXAMPLES
-from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+from entrypoint.settings import LaunchSettings
+from tests.conftest import FUZZ_EXAMPLES, refusal
+from tests.factories import SCRIPT, make_machine, make_test_plan, plan_inputs, reason_for
 from tests.strategies import machines
 
 
@@ -53,13 +52,13 @@ def test_torchrun_starts_ranks_if_requested_or_for_restarts(environ: dict[str, s
 
 
 def test_more_ranks_than_cores_raises_with_limit() -> None:
-    with pytest.raises(UserError, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores") as e:
-        make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
-    with pytest.raises(UserError, match=r"PET_NPROC_PER_NODE=3: more ranks than cores"):
-        make_test_plan(make_machine(2), {"PET_NPROC_PER_NODE": "3"})
-    assert e.value.code == ExitCode.MACHINE
-    with pytest.raises(UserError, match=r"cgroup limit 1\.5 CPUs"):
-        make_test_plan(make_machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
+    for machine, name, number, limit in (
+        (make_machine(2), "LAUNCH_NPROC_PER_NODE", 3, "2 physical cores"),
+        (make_machine(2), "PET_NPROC_PER_NODE", 3, "2 physical cores"),
+        (make_machine(8, quota=1.5), "LAUNCH_NPROC_PER_NODE", 2, r".*cgroup limit 1\.5 CPUs"),
+    ):
+        said = f"{name}={number}: more ranks than cores: {limit}"
+        refusal(make_test_plan, machine, {name: str(number)}, match=said, code=ExitCode.MACHINE)
 
 
 def test_oversubscribed_ranks_share_and_wait_passively() -> None:
@@ -113,9 +112,7 @@ def test_cpu_device_on_gpu_node_is_used() -> None:
     ],
 )
 def test_impossible_settings_raise(environ: dict[str, str], gpus: int, said: str, code: ExitCode) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        make_test_plan(make_machine(4, gpus=gpus), environ)
-    assert error.value.code == code
+    refusal(make_test_plan, make_machine(4, gpus=gpus), environ, match=said, code=code)
 
 
 def test_user_settings_win_and_are_marked() -> None:
@@ -145,8 +142,13 @@ def test_master_that_can_never_resolve_is_refused(job: Job) -> None:
     for name in HOSTS:
         make_test_plan(make_machine(4), {"MASTER_ADDR": name}, job)
     for name in NO_HOSTS:
-        with pytest.raises(UserError, match=r"^MASTER_ADDR=.*: is no host\. Set it to one name or address, and"):
-            make_test_plan(make_machine(4), {"MASTER_ADDR": name}, job)
+        refusal(
+            make_test_plan,
+            make_machine(4),
+            {"MASTER_ADDR": name},
+            job,
+            match=r"^MASTER_ADDR=.*: is no host\. Set it to one name or address, and",
+        )
     make_test_plan(make_machine(4), {"MASTER_ADDR": "r1,r2"})  # one node needs none
 
 
@@ -170,8 +172,13 @@ def test_plan_under_launcher_starts_no_ranks() -> None:
     made = make_test_plan(make_machine(4), job=Job("torchrun", 1, 2, 1, 2))
     assert made.launcher == "rank"
     assert made.nodes.nproc_per_node == 2
-    with pytest.raises(UserError, match="torchrun started"):
-        make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
+    refusal(
+        make_test_plan,
+        make_machine(4),
+        {"LAUNCH_NPROC_PER_NODE": "4"},
+        Job("torchrun", 1, 2, 1, 2),
+        match="torchrun started",
+    )
 
 
 def test_mask_set_by_launcher_is_not_divided() -> None:
@@ -191,11 +198,8 @@ def test_mask_set_by_launcher_is_not_divided() -> None:
     ],
 )
 def test_python_without_our_hook_is_named(environ: dict[str, str], versions: dict[str, str], warns: bool) -> None:
-    chosen, node = read_launch_settings(environ, {}), replace(make_machine(4), packages=Packages(versions))
-    inputs = PlanInputs(
-        chosen, node, Job(), SCRIPT, environ, "python", node_group=detect_node_group(chosen, environ, Job())
-    )
-    made = make_plan(replace(inputs, interpreter=Interpreter("/other/python", has_hook=False)))
+    node = replace(make_machine(4), packages=Packages(versions))
+    made = make_test_plan(node, environ, interpreter=Interpreter("/other/python", has_hook=False))
     line = "/other/python has no reference_training.pth, so some torch versions may abort at their end"
     assert any(line in warning for warning in made.warnings) == warns
 
@@ -311,9 +315,7 @@ STARTED = Job("srun", 1, 2, 0, 1)
     ],
 )
 def test_launcher_setting_in_a_started_rank_is_refused(job: Job, environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        make_test_plan(make_machine(4), environ, job)
-    assert error.value.code == ExitCode.USAGE
+    refusal(make_test_plan, make_machine(4), environ, job, match=said)
     # The ranks of an mpirun or srun that the entrypoint started get the user's settings too.
     assert make_test_plan(make_machine(4), environ | {"ENTRYPOINT_STARTED": "1.0"}, job).launcher == "rank"
 
@@ -361,16 +363,16 @@ def test_variables_of_other_ranks_without_effect_are_named(environ: dict[str, st
 def test_variables_that_a_remote_launcher_replaces_are_named(environ: dict[str, str], mpi: str, setting: str) -> None:
     environ = {**environ, "RANK": "1", "WORLD_SIZE": "2"}
     remote = RemoteLauncher("/usr/bin/it", mpi, (("a", 1), ("b", 1)) if mpi else ())
-    settings = read_launch_settings(environ, {})
-    made = make_plan(PlanInputs(settings, make_machine(4), Job(), SCRIPT, environ, remote_launcher=remote))
+    made = make_plan(plan_inputs(make_machine(4), environ, remote_launcher=remote))
     assert f"WORLD_SIZE=2, RANK=1: not used, {setting} starts all ranks" in made.warnings
 
 
 @pytest.mark.parametrize("launcher", ["direct", "mpirun", "srun"])
 def test_nodes_by_hand_contradict_other_launchers(launcher: str) -> None:
     environ = {"LAUNCH_LAUNCHER": launcher, "LAUNCH_NNODES": "2", **MASTER}
-    with pytest.raises(UserError, match=f"LAUNCH_LAUNCHER={launcher} and LAUNCH_NNODES=2 contradict"):
-        make_test_plan(make_machine(4), environ)
+    refusal(
+        make_test_plan, make_machine(4), environ, match=f"LAUNCH_LAUNCHER={launcher} and LAUNCH_NNODES=2 contradict"
+    )
 
 
 @pytest.mark.parametrize(

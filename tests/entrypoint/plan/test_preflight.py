@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.job.detect import Job
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Driver
 from entrypoint.machine.interpreter import Packages
-from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.preflight import preflight_checks
-from entrypoint.settings import read_launch_settings
-from tests.factories import SCRIPT, make_machine, make_test_plan
+from tests.factories import SCRIPT, make_machine, make_test_plan, plan_inputs
 
 WELL = make_machine(4)
 TORCH = {"torch": "2.8.0"}
@@ -27,7 +24,7 @@ def with_around(**changes: Any) -> Machine:
 
 
 def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
-    inputs = PlanInputs(read_launch_settings({}, {}), node, Job(), program, {})
+    inputs = plan_inputs(node, program=program)
     return [check.line for check in preflight_checks(inputs) if check.state in ("warning", "failure")]
 
 

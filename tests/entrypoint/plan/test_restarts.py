@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.detect_nodes import detect_node_group
-from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.inputs import RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from tests.factories import KUBERNETES, SCRIPT, STEP, make_machine, make_test_plan, reason_for
+from tests.conftest import refusal
+from tests.factories import KUBERNETES, STEP, make_machine, make_test_plan, plan_inputs, reason_for
 
 HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
 # Kubeflow's elastic policy gives pods a range and an endpoint, and no number.
@@ -30,11 +30,11 @@ def reported(made: Plan) -> dict[str, str]:
 
 def planned(environ: dict[str, str]) -> Plan:
     job = detect_job(environ)
-    if job.starts_ranks_itself(read_launch_settings(environ, {}).values):
-        chosen = read_launch_settings(environ, {})
+    chosen = read_launch_settings(environ, {})
+    if job.starts_ranks_itself(chosen.values):
         nodes = detect_node_group(chosen, environ, job)
         alone = Job(job_id=job.job_id, hostnames=job.hostnames, master_addr=job.master_addr)
-        return make_plan(PlanInputs(chosen, make_machine(4), alone, SCRIPT, environ, "python", node_group=nodes))
+        return make_plan(plan_inputs(make_machine(4), environ, alone, node_group=nodes))
     return make_test_plan(make_machine(4), environ, job)
 
 
@@ -93,18 +93,18 @@ def test_restarts_have_an_agent_over_several_nodes_alone() -> None:
 )
 def test_restarts_without_agent_raise(environ: dict[str, str], said: str) -> None:
     environ = environ | {"LAUNCH_MAX_RESTARTS": "1"}
-    with pytest.raises(UserError, match=said):
-        planned(environ)
+    refusal(planned, environ, match=said)
 
 
 def test_restarts_under_mpirun_and_srun() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    inputs = PlanInputs(
-        read_launch_settings(environ, {}), make_machine(4), detect_job(environ), SCRIPT, environ, "python"
+    inputs = plan_inputs(make_machine(4), environ, detect_job(environ))
+    refusal(
+        make_plan,
+        replace(inputs, remote_launcher=RemoteLauncher("/usr/bin/mpirun", "Open MPI")),
+        match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun cannot restart ranks",
     )
-    with pytest.raises(UserError, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun cannot restart ranks"):
-        make_plan(replace(inputs, remote_launcher=RemoteLauncher("/usr/bin/mpirun", "Open MPI")))
 
     from entrypoint.launch.remote import with_remote_command
 

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.job.detect import Job
+from entrypoint.core.errors import ExitCode
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.runtime_libraries import RuntimeLibraries, choose_runtime
-from entrypoint.settings import read_launch_settings
-from tests.conftest import Entrypoint, script
-from tests.factories import SCRIPT, make_machine
+from tests.conftest import Entrypoint, refusal, script
+from tests.factories import make_machine, plan_inputs
 
 ALL = tuple(Library(name, f"/lib/{name}.so", "found") for name in ("tcmalloc", "jemalloc", "intel"))
 NONE = tuple(Library(name, None, "not in /lib; a package has it") for name in ("tcmalloc", "jemalloc", "intel"))
@@ -28,10 +25,7 @@ def decide(
     waits: bool = False,
 ) -> RuntimeLibraries:
     node = replace(make_machine(2), libraries=libraries, cpu_vendor=vendor)
-    settings = read_launch_settings({name: value for name, value in environ.items() if name.startswith("LAUNCH_")}, {})
-    return choose_runtime(
-        PlanInputs(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), spinning_is_costly=waits
-    )
+    return choose_runtime(plan_inputs(node, {**environ, "LD_PRELOAD": own_preload}), spinning_is_costly=waits)
 
 
 def variables(made: RuntimeLibraries) -> dict[str, str]:
@@ -62,9 +56,13 @@ def test_runtime_libraries_preload(
 @pytest.mark.parametrize("setting", ["LAUNCH_ALLOCATOR=tcmalloc", "LAUNCH_ALLOCATOR=jemalloc", "LAUNCH_OPENMP=intel"])
 def test_requested_absent_library_raises_with_what_to_install(setting: str) -> None:
     name, value = setting.split("=")
-    with pytest.raises(UserError, match=f"{setting}: not in /lib; a package has it, or set {name}=auto") as error:
-        decide({name: value}, NONE)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        decide,
+        {name: value},
+        NONE,
+        match=f"{setting}: not in /lib; a package has it, or set {name}=auto",
+        code=ExitCode.MACHINE,
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,16 +138,18 @@ def test_memory_is_kept_between_steps_unless_set_by_user(
     entrypoint: Entrypoint, own: str, least: int, most: int
 ) -> None:
     steps = script(entrypoint.folder, "steps.py", FAULTS)
-    result = entrypoint("run", "--verbose", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--verbose", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
     assert least <= int(result.out.split()[1]) <= most
     reported = f"(set by you) GLIBC_TUNABLES={own}" if own else "keep freed memory"
     assert reported in result.err
 
 
 def test_contradicting_thread_binding_raises() -> None:
-    with pytest.raises(UserError, match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads"):
-        decide({"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"})
+    refusal(
+        decide,
+        {"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"},
+        match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads",
+    )
 
 
 def test_variable_not_read_by_the_active_runtime_is_named() -> None:
@@ -179,8 +179,7 @@ def test_user_preload_is_kept_once(own: str, what: str, value: str) -> None:
 )
 def test_setting_against_user_preload_raises(environ: dict[str, str], own: str) -> None:
     name, value = next(iter(environ.items()))
-    with pytest.raises(UserError, match=f"{name}={value} and LD_PRELOAD={own}"):
-        decide(environ, own_preload=own)
+    refusal(decide, environ, own_preload=own, match=f"{name}={value} and LD_PRELOAD={own}")
 
 
 @pytest.mark.versions

@@ -7,11 +7,11 @@ import subprocess
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.job.detect import Job
 from entrypoint.plan.model import PLAN_VAR, BindingPlan, Program
 from entrypoint.rank.environment import TORCHRUN_VARIABLES, build_rank_environment, global_rank_of, master_port
-from tests.conftest import PYTHON
+from tests.conftest import PYTHON, refusal
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
 HYDRA = "hydra (MPICH, Intel MPI)"
@@ -64,9 +64,12 @@ def test_build_rank_environment_sets_run_id_for_lightning(
 
 
 def test_require_master_addr_missing_raises() -> None:
-    with pytest.raises(UserError, match=r"MASTER_ADDR is not set: hydra .* started ranks on several .* -genv") as error:
-        environment(Job(HYDRA, 0, 4, 0, 2))
-    assert error.value.code == ExitCode.RENDEZVOUS
+    refusal(
+        environment,
+        Job(HYDRA, 0, 4, 0, 2),
+        match=r"MASTER_ADDR is not set: hydra .* started ranks on several .* -genv",
+        code=ExitCode.RENDEZVOUS,
+    )
     assert environment(Job(HYDRA, 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
 
 
@@ -127,6 +130,4 @@ def test_build_rank_environment_without_rank_variables() -> None:
 def test_ranks_that_need_their_variables_cannot_go_without(
     environ: dict[str, str], program: Program, said: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        make_test_plan(make_machine(4), environ | {"LAUNCH_ENV": "none"}, program=program)
-    assert error.value.code == ExitCode.USAGE
+    refusal(make_test_plan, make_machine(4), environ | {"LAUNCH_ENV": "none"}, program=program, match=said)

@@ -6,10 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode
-from entrypoint.supervise.admission import Admission, RankEndpoint
+from entrypoint.supervise.admission import Admission, FirstFailure, RankEndpoint
 
 FIRST = RankEndpoint(0, "node1", "node1", 65000, "7.0", world_size=3, version="0.2", pid=1)
 SECOND = replace(FIRST, rank=1, node="node2", pid=2)
+
+
+def refused(admission: Admission, rank: RankEndpoint) -> FirstFailure:
+    """Return the failure with which a rank ends the job."""
+    answer, failure = admission.admit(rank)
+    assert answer == ""
+    assert failure is not None
+    return failure
 
 
 def test_each_rank_of_the_run_is_admitted_once() -> None:
@@ -17,9 +25,7 @@ def test_each_rank_of_the_run_is_admitted_once() -> None:
     assert admission.admit(SECOND) == ("", None)
     assert admission.admit(SECOND) == ("", None), "the same process connects again"
     assert admission.admitted == {1: SECOND}
-    answer, failure = admission.admit(replace(SECOND, node="node3", pid=9))
-    assert answer == ""
-    assert failure is not None
+    failure = refused(admission, replace(SECOND, node="node3", pid=9))
     assert failure.how.startswith("rank 1 is started twice, on node2 and on node3. Give each node its own")
 
 
@@ -32,9 +38,7 @@ def test_each_rank_of_the_run_is_admitted_once() -> None:
     ],
 )
 def test_nodes_that_disagree_are_named(other: RankEndpoint, code: ExitCode, said: str) -> None:
-    answer, failure = Admission(FIRST).admit(other)
-    assert answer == ""
-    assert failure is not None
+    failure = refused(Admission(FIRST), other)
     assert (failure.code, failure.before_start) == (code, True)
     assert failure.how.startswith(said)
 
@@ -48,10 +52,7 @@ def test_rank_of_another_run_is_sent_on() -> None:
 def test_node_with_another_command_by_hand_is_named() -> None:
     own = replace(FIRST, token="61000 program x.py A (0)", is_unique=False)
     other = replace(SECOND, token="61000 program x.py B (1)", is_unique=False)
-    answer, failure = Admission(own).admit(other)
-    assert answer == ""
-    assert failure is not None
-    assert "node1 runs `x.py A`, node2 runs `x.py B`. Start the same command" in failure.how
+    assert "node1 runs `x.py A`, node2 runs `x.py B`. Start the same command" in refused(Admission(own), other).how
     complete = Admission(own, admitted={1: replace(own, rank=1)})
     assert complete.admit(other) == (own.token, None), "this run has its rank 1"
     assert Admission(own).admit(replace(other, is_unique=True)) == (own.token, None), "a launcher's run"

@@ -8,10 +8,11 @@ from contextlib import suppress
 
 import pytest
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.channel_server import NODE_LOST_CODE
 from entrypoint.supervise.failure_channel import FailureChannel
+from tests.conftest import refusal
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, open_channels, stranger
 from tests.net import free_port, listen_on
 
@@ -40,8 +41,7 @@ def test_failure_channel_disconnect_after_bye_is_no_loss() -> None:
         rank0.report_exit(0, "exit code 0")
 
 
-def test_failure_channel_late_rank_gets_first_failure() -> None:
-    port = free_port()
+def test_failure_channel_late_rank_gets_first_failure(port: int) -> None:
     rank0 = open_channel(0, port)
     rank0.report_failure(FirstFailure(0, "node0", 3, "exit code 3"))
     late = open_channel(1, port)
@@ -58,8 +58,7 @@ def test_failure_channel_idle_uses_little_cpu() -> None:
     channels[0].report_exit(0, "exit code 0")
 
 
-def test_failure_channel_silent_node_is_lost() -> None:
-    port = free_port()
+def test_failure_channel_silent_node_is_lost(port: int) -> None:
     rank0 = open_channel(0, port, timeout_s=1.0)
     assert eventually(10, lambda: port_answers(port))
     with stranger(port) as (peer, session):
@@ -88,8 +87,7 @@ def joined_within_a_second(rank0: FailureChannel) -> bool:
     return eventually(1, lambda: bool(rank0.peers))
 
 
-def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixture[str], port: int) -> None:
     rank0 = open_channel(0, port, timeout_s=1)
     assert eventually(10, lambda: port_answers(port))
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"hello": 7}\n', b'{"hello": {"rank": 1}}\n'):
@@ -102,15 +100,16 @@ def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixtu
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_wait_for_rank0_silent_logs_then_raises(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wait_for_rank0_silent_logs_then_raises(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr("entrypoint.supervise.failure_channel.LOG_INTERVAL_S", 0.2)
     lines: list[str] = []
-    port = free_port()
-    with pytest.raises(UserError, match=f"rank 1: rank 0 at 127.0.0.1, port {port}, did not answer") as error:
-        open_channel(1, port, rendezvous_port=1).wait_for_rank0(1, lines.append)
-    assert error.value.code == ExitCode.RENDEZVOUS
+    refusal(
+        open_channel(1, port, rendezvous_port=1).wait_for_rank0,
+        1,
+        lines.append,
+        match=f"rank 1: rank 0 at 127.0.0.1, port {port}, did not answer",
+        code=ExitCode.RENDEZVOUS,
+    )
     assert lines[0] == f"rank 1 waits for rank 0 at 127.0.0.1, port {port} (0 of 1 s)"
 
 
@@ -119,14 +118,14 @@ def test_failure_channel_taken_port_names_master_port(which: str) -> None:
     free, taken = free_port(), free_port()
     port, rendezvous_port = (taken, free) if which == "channel" else (free, taken)
     said = f"MASTER_PORT={rendezvous_port}, from the job's id: port {taken} is taken on this node. Set MASTER_PORT"
-    with listen_on(taken), pytest.raises(UserError, match=said) as error:
-        open_channel(0, port, rendezvous_port=rendezvous_port)
-    assert error.value.code == ExitCode.RENDEZVOUS
+    with listen_on(taken):
+        refusal(open_channel, 0, port, rendezvous_port=rendezvous_port, match=said, code=ExitCode.RENDEZVOUS)
 
 
-def test_missing_channel_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_channel_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], port: int
+) -> None:
     monkeypatch.setattr("entrypoint.supervise.channel_client.WARN_AFTER_S", 0.1)
-    port = free_port()
     with listen_on(port):
         open_channel(0, port)
         assert f"warning: no failure channel: port {port} is taken on this node" in capfd.readouterr().err

@@ -67,8 +67,7 @@ def test_monitor_signal_without_handler_returns_143(tmp_path: Path) -> None:
     assert process.wait(LAUNCH_LIMIT_S) == 143
 
 
-def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path) -> None:
-    port = free_port()
+def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path, port: int) -> None:
     process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)", port)
     next_line(process)
     other = open_channel(1, port)
@@ -81,14 +80,13 @@ def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path) -> No
     assert process.returncode == 2
 
 
-def test_rank_that_does_not_save_after_another_has_is_named(tmp_path: Path) -> None:
+def test_rank_that_does_not_save_after_another_has_is_named(tmp_path: Path, port: int) -> None:
     text = """
         import os, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(os.getpid(), flush=True)
         time.sleep(600)
     """
-    port = free_port()
     process = start(tmp_path, text, port, grace_s=1)
     rank = next_line(process).strip()
     other = open_channel(1, port)
@@ -116,8 +114,7 @@ def test_monitor_tells_which_rank_its_own_has_lost(tmp_path: Path) -> None:
     assert other.first_failure.how == said
 
 
-def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path) -> None:
-    port = free_port()
+def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path, port: int) -> None:
     process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)", port)
     rank = int(next_line(process))
     os.kill(rank, signal.SIGSTOP)

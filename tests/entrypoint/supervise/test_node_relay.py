@@ -93,8 +93,7 @@ def test_ranks_go_on_when_the_first_of_their_node_ends() -> None:
     assert eventually(5, lambda: channels[0].first_failure == FirstFailure(4, "node1", 7, "exit code 7"))
 
 
-def test_rank_without_its_nodes_first_rank_connects_itself() -> None:
-    port = free_port()
+def test_rank_without_its_nodes_first_rank_connects_itself(port: int) -> None:
     rank0 = open_channel(0, port, "7.0", access=KEY)
     alone = open_channel(5, port, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
     assert have_joined(rank0, 1)
@@ -127,9 +126,8 @@ def test_failure_between_hello_and_joined_reaches_the_rank() -> None:
     assert failure["first_failure"]["rank"] == 1
 
 
-def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr("entrypoint.supervise.channel_client.HANDSHAKE_LIMIT_S", 1)
-    port = free_port()
     endpoint = RankEndpoint(5, "node1", "127.0.0.1", port, "7.0")
     with socket.socket(socket.AF_UNIX) as holder:
         holder.bind(relay_address(endpoint))
@@ -140,8 +138,7 @@ def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.Mon
         other.report_exit(0, "")
 
 
-def test_goodbye_ends_the_connection_that_said_it() -> None:
-    port = free_port()
+def test_goodbye_ends_the_connection_that_said_it(port: int) -> None:
     rank0 = open_channel(0, port, "7.0")
     hello = {"hello": asdict(RankEndpoint(4, "node1", "127.0.0.1", port, "7.0", pid=5))}
     with stranger(port) as (first, one), stranger(port) as (second, two):

@@ -119,8 +119,7 @@ time.sleep(60)
 """
 
 
-def test_rank_joins_when_no_file_descriptor_is_left() -> None:
-    port = free_port()
+def test_rank_joins_when_no_file_descriptor_is_left(port: int) -> None:
     with (
         killed_at_end([PYTHON, "-c", NO_FILES, str(port)], stdout=subprocess.PIPE, text=True) as rank0,
         ExitStack() as stack,
@@ -136,8 +135,7 @@ def test_rank_joins_when_no_file_descriptor_is_left() -> None:
         late.report_exit(0, "")
 
 
-def test_squatter_on_the_port_learns_nothing() -> None:
-    port = free_port()
+def test_squatter_on_the_port_learns_nothing(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as squatter:
         one = open_channel(1, port, access=with_key(), rendezvous_port=1)
         peer, _ = squatter.accept()
@@ -172,8 +170,7 @@ print(repr(peer.recv(100)))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
-def test_socket_of_a_node_refuses_other_users() -> None:
-    port = free_port()
+def test_socket_of_a_node_refuses_other_users(port: int) -> None:
     rank0 = open_channel(0, port, shares_connection=True)
     address = relay_address(rank0.endpoint)
     done = subprocess.run(
@@ -213,8 +210,7 @@ while True:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
-def test_another_users_rank_0_on_this_node_learns_nothing() -> None:
-    port = free_port()
+def test_another_users_rank_0_on_this_node_learns_nothing(port: int) -> None:
     words = (PYTHON, "-c", OTHER_USERS_RANK_0, port_address(port).encode().hex())
     with killed_at_end(words, stdout=subprocess.PIPE, text=True) as squatter:
         next_line(squatter)

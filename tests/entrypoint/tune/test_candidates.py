@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.job.detect import Job
-from entrypoint.machine.detect import Machine
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.plan.inputs import PlanInputs
-from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import (
     RANKS,
     THREADS,
@@ -19,11 +13,7 @@ from entrypoint.tune.candidates import (
     later_stages,
     rank_thread_layouts,
 )
-from tests.factories import SCRIPT, make_machine, make_test_plan
-
-
-def inputs(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInputs:
-    return PlanInputs(read_launch_settings(environ or {}, {}), node, Job(), SCRIPT, environ or {})
+from tests.factories import make_machine, make_test_plan, plan_inputs
 
 
 @pytest.mark.parametrize(
@@ -45,7 +35,7 @@ def test_even_layouts_use_all_threads(cores: int, threads: int, found: list[tupl
     [(1, []), (2, [(1, 1), (2, 1)]), (6, [(1, 3), (1, 5), (2, 3), (3, 2), (6, 1)])],
 )
 def test_single_rank_may_leave_cores_free(cpus: int, found: list[tuple[int, int]]) -> None:
-    layouts = rank_thread_layouts(inputs(make_machine(cpus)), make_test_plan(make_machine(cpus)))
+    layouts = rank_thread_layouts(plan_inputs(make_machine(cpus)), make_test_plan(make_machine(cpus)))
     assert [(int(one[RANKS]), int(one[THREADS])) for one in layouts] == found
 
 
@@ -54,8 +44,8 @@ def test_single_rank_may_leave_cores_free(cpus: int, found: list[tuple[int, int]
 )
 def test_layouts_keep_user_ranks(given: dict[str, str]) -> None:
     plan = make_test_plan(make_machine(4))
-    assert rank_thread_layouts(inputs(make_machine(4), given), plan) == []
-    assert rank_thread_layouts(inputs(make_machine(4)), replace(plan, device="cuda")) == []
+    assert rank_thread_layouts(plan_inputs(make_machine(4), given), plan) == []
+    assert rank_thread_layouts(plan_inputs(make_machine(4)), replace(plan, device="cuda")) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +57,7 @@ def test_layouts_keep_user_ranks(given: dict[str, str]) -> None:
     ],
 )
 def test_thread_binding_is_a_candidate_unless_set_by_user(given: dict[str, str], found: list[str]) -> None:
-    *_, bindings = later_stages(inputs(make_machine(4), given), "cpu")
+    *_, bindings = later_stages(plan_inputs(make_machine(4), given), "cpu")
     assert [one["LAUNCH_CPU_BINDING"] for one in bindings] == found
 
 
@@ -86,7 +76,7 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
     ],
 )
 def test_candidates_are_available_and_not_set_by_user(given: dict[str, str], device: str, counts: list[int]) -> None:
-    stages = later_stages(inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
+    stages = later_stages(plan_inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
     for found, count in zip(stages, counts, strict=True):
         assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
         assert not any(name in one for one in found for name in given)

@@ -1,28 +1,25 @@
-"""The tuner for real: scripts of known speed, the trainer, a stop in between, and the plan afterwards."""
+"""The tuner: its contest of plans, and for real with scripts of known speed, a stop, and the plan afterwards."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from entrypoint.job.detect import Job
-from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Program
-from entrypoint.settings import read_launch_settings
 from entrypoint.tune import search
-from entrypoint.tune.search import Search
+from entrypoint.tune.candidates import Candidate
+from entrypoint.tune.search import ROUNDS, Search, is_gain
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
-from tests.factories import make_machine, make_test_plan
-
-pytestmark = [pytest.mark.launch, needs_two_cores]
+from tests.factories import make_machine, make_test_plan, plan_inputs
 
 # Its speed is known: two ranks with a thread are twice as fast as one rank with two, and three times where they float.
 SPEEDS = """
@@ -51,11 +48,12 @@ def names_file(command_line: Path, file: Path) -> bool:
         return False
 
 
+@pytest.mark.launch
+@needs_two_cores
 @pytest.mark.slow
 def test_tune_stores_fastest_layout_for_later_plans(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
-    result = entrypoint("tune", "run", file, env=FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("tune", "run", file, env=FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"})
     last = result.out.splitlines()[-1]
     assert "3.00 times the untuned plan's: the best of 5 plans tried" in last
     assert re.search(r"trial +\d+ +\S+  LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1 LAUNCH_CPU_BINDING=none\n", result.err)
@@ -68,6 +66,8 @@ def test_tune_stores_fastest_layout_for_later_plans(entrypoint: Entrypoint) -> N
     assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nodes"]["nproc_per_node"] == 1
 
 
+@pytest.mark.launch
+@needs_two_cores
 def test_stopped_search_ends_its_trial_and_stores_nothing(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     process = subprocess.Popen(
@@ -88,6 +88,8 @@ def test_stopped_search_ends_its_trial_and_stores_nothing(entrypoint: Entrypoint
     assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if names_file(path, file)] == []
 
 
+@pytest.mark.launch
+@needs_two_cores
 @pytest.mark.slow
 def test_script_without_metric_is_timed_and_trainer_has_a_rate(
     entrypoint: Entrypoint,
@@ -98,13 +100,14 @@ def test_script_without_metric_is_timed_and_trainer_has_a_rate(
         one["reason"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["key"] == "tuned"
     ]
     assert re.search(r"untuned one, \d{4}-\d\d-\d\d; LAUNCH_TUNING_STORE=off ignores it$", why), why
-    result = entrypoint("tune", "train", env=FIXED | ONE | {"TRAIN_EPOCHS": "1"})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("tune", "train", env=FIXED | ONE | {"TRAIN_EPOCHS": "1"})
     assert "images/s" in result.err
     assert result.out.splitlines()[-1].startswith("no plan of 1 tried was faster than the untuned one")
     assert not (entrypoint.folder / "runs").exists()
 
 
+@pytest.mark.launch
+@needs_two_cores
 @pytest.mark.parametrize(
     ("words", "env", "code", "said"),
     [
@@ -135,6 +138,8 @@ LEAVES = """
 """
 
 
+@pytest.mark.launch
+@needs_two_cores
 def test_trial_leaves_no_process(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "leaves.py", LEAVES)
     entrypoint("tune", "run", file, env=FIXED | ONE | {"TUNE_METRIC": "(1) x"})
@@ -146,6 +151,8 @@ def test_trial_leaves_no_process(entrypoint: Entrypoint) -> None:
     assert left == []
 
 
+@pytest.mark.launch
+@needs_two_cores
 def test_tune_out_of_time_stores_nothing(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     env = FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s", "TUNE_MINUTES": "0.001"}
@@ -159,6 +166,8 @@ LAYOUT = {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"}
 PASSIVE = {**LAYOUT, "OMP_WAIT_POLICY": "passive"}
 
 
+@pytest.mark.launch
+@needs_two_cores
 @pytest.mark.parametrize(("trials", "best"), [(10**6, PASSIVE), (20, LAYOUT)])
 def test_stage_without_time_does_not_undo_the_stage_before(
     trials: int, best: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -171,8 +180,92 @@ def test_stage_without_time_does_not_undo_the_stage_before(
         return 1.0 + (variables.get("LAUNCH_THREADS") == "1") + (variables.get("OMP_WAIT_POLICY") == "passive")
 
     monkeypatch.setattr(search, "run_trial", measure)
-    machine = make_machine(2)
-    inputs = PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("script", ("python", "x.py")), {})
-    finalists = search.find_fastest(running, inputs, make_test_plan(machine))
+    inputs = plan_inputs(make_machine(2))
+    finalists = search.find_fastest(running, inputs, make_test_plan(make_machine(2)))
     assert search.is_gain(finalists)
     assert finalists[0].variables == best
+
+
+FIELD = {"": 100.0, "a": 120.0, "b": 90.0, "c": 60.0, "d": 40.0, "e": 80.0, "f": 70.0, "g": 30.0}
+SPEC = TrialSpec((), {}, 1.0)
+
+
+def plans(speeds: Mapping[str, float]) -> list[dict[str, str]]:
+    """Return plans by their names; the untuned one has none."""
+    return [{"NAME": name} for name in speeds if name]
+
+
+class Machine:
+    """A machine whose speed wanders for all alike, and flickers for each; a speed of 0 cannot run."""
+
+    def __init__(self, speeds: Mapping[str, float], noise: float = 0.0, seed: int = 0) -> None:
+        self.speeds, self.noise, self.random = speeds, noise, random.Random(seed)
+        self.drift, self.turns = 1.0, Counter[str]()
+
+    def run(self, _spec: TrialSpec, variables: Mapping[str, str]) -> float | str:
+        name = variables.get("NAME", "")
+        self.turns[name] += 1
+        self.drift *= self.random.uniform(0.95, 1.05)
+        return self.speeds[name] * self.drift * self.random.gauss(1, self.noise) or "it fell over"
+
+
+def compared(patch: pytest.MonkeyPatch, machine: Machine) -> list[Candidate]:
+    """Return the finalists of a machine's plans."""
+    patch.setattr(search, "run_trial", machine.run)
+    return Search(SPEC, time.monotonic() + 100).compare(plans(machine.speeds))
+
+
+def test_fastest_of_noisy_plans_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    contests = [compared(monkeypatch, Machine(FIELD, 0.03, seed)) for seed in range(100)]
+    assert sum(one[0].variables == {"NAME": "a"} and is_gain(one) for one in contests) >= 90
+
+
+def test_equal_plan_is_rarely_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    contests = [compared(monkeypatch, Machine({"": 100.0, "a": 100.0}, 0.03, seed)) for seed in range(200)]
+    assert sum(map(is_gain, contests)) <= 20
+
+
+def test_slow_plans_run_once_and_the_untuned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(FIELD | {"": 20.0}, 0.01)
+    assert compared(monkeypatch, machine)[0].variables == {"NAME": "a"}
+    assert machine.turns == {**dict.fromkeys("cdefg", 1), **dict.fromkeys(("", "a", "b"), ROUNDS + 1)}
+
+
+@pytest.mark.parametrize(("speeds", "best"), [({"": 0.0, "b": 1.0}, "b"), ({"": 1.0, "b": 0.0}, "")])
+def test_plan_that_cannot_run_is_named_and_dropped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], speeds: dict[str, float], best: str
+) -> None:
+    machine = Machine(speeds)
+    finalists = compared(monkeypatch, machine)
+    assert (finalists[0].variables.get("NAME", ""), is_gain(finalists)) == (best, bool(best))
+    assert sum(machine.turns.values()) == ROUNDS + 2
+    failed = next(name for name, speed in speeds.items() if not speed)
+    assert f"cannot run  {f'NAME={failed}' if failed else 'as planned'}: it fell over\n" in capsys.readouterr().err
+
+
+def test_plan_that_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine({"": 0.0, "a": 0.0})
+    monkeypatch.setattr(search, "run_trial", machine.run)
+    running = Search(SPEC, time.monotonic() + 100)
+    assert [running.compare(plans(machine.speeds)) for _ in range(2)] == [[], []]
+    assert machine.turns == {"": 1, "a": 1}
+
+
+def test_contest_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(FIELD)
+    monkeypatch.setattr(search, "run_trial", machine.run)
+    with pytest.raises(TimeoutError):
+        Search(SPEC, time.monotonic()).compare(plans(FIELD))
+    assert not machine.turns
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "so"),
+    [
+        ([2, 2, 2, 2, 2], [1, 1, 1, 1, 1], True),
+        ([2, 2, 2, 2, 0], [1, 1, 1, 1, 1], False),
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1], False),
+    ],
+)
+def test_gain_is_one_of_every_turn(ours: Sequence[float], theirs: Sequence[float], so: bool) -> None:
+    assert is_gain([Candidate({"NAME": "a"}, [0, *ours]), Candidate({}, [9, *theirs])]) is so

@@ -17,7 +17,6 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
-from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
 from entrypoint.tune.store import (
     TunedPlan,
@@ -29,7 +28,7 @@ from entrypoint.tune.store import (
     save,
     store_dir,
 )
-from tests.factories import make_machine
+from tests.factories import make_machine, plan_inputs
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))
 FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -38,8 +37,7 @@ FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY":
 def inputs(
     environ: Mapping[str, str] | None = None, node: Machine | None = None, program: Program = SCRIPT
 ) -> PlanInputs:
-    given = environ or {}
-    return PlanInputs(read_launch_settings(given, {}), node or make_machine(2), Job(), program, given)
+    return plan_inputs(node or make_machine(2), environ, program=program)
 
 
 def other_ids() -> Machine:

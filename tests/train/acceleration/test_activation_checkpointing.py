@@ -55,8 +55,8 @@ def test_training_is_bitwise_identical(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("torchvision")
 def test_less_memory_is_kept() -> None:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     plain = build_model(train_settings(model="resnet50"), SHAPE, 5)
     model = copy.deepcopy(plain)
     assert checkpoint_activations(model) == 16

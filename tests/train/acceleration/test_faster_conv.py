@@ -14,9 +14,13 @@ from torch.nn.functional import conv2d
 from torch.nn.utils import parametrize, prune, spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
 
+from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import FasterConv2d, original_convolutions
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.winograd import MIN_TILES, TILE, use_winograd, winograd_kernel
+from train.models.inspection import count_multiply_adds, count_training_flops
+from train.models.registry import build_model
+from train.settings import ImageShape, TrainSettings
 
 TOLERANCE = 1e-3
 CHANNELS = 64
@@ -43,11 +47,9 @@ def as_it_is(module: nn.Module, images: Tensor) -> Tensor:
     return result
 
 
-def converted(kind: str, model: nn.Module) -> nn.Module:
-    """Return the model with the faster convolutions of this kind."""
-    if kind == "winograd":
-        return use_winograd(model)
-    return use_matmul_for_small_inputs(model, (CHANNELS, 2, 2))
+def converted(kind: str, model: nn.Module, shape: ImageShape = (CHANNELS, 2, 2)) -> nn.Module:
+    """Return the model for images of a shape with the faster convolutions of this kind."""
+    return use_winograd(model) if kind == "winograd" else use_matmul_for_small_inputs(model, shape)
 
 
 def images_of(kind: str) -> Tensor:
@@ -248,3 +250,27 @@ def test_tools_see_torchs_own_convolution(kind: str) -> None:
         assert changed(mode.from_tensor(images)).shape == images.shape
     for tool in (lambda one: torch.jit.trace(one, images), torch.fx.symbolic_trace):
         assert torch.equal(tool(changed)(images), plain(images))
+
+
+@KINDS
+@pytest.mark.usefixtures("torchvision")
+def test_resnet_is_the_same_network(kind: str) -> None:
+    torch.manual_seed(0)
+    shape = (3, 32, 32)
+    plain = set_memory_format(build_model(TrainSettings(model="resnet18"), shape, 10), channels_last=True)
+    changed = converted(kind, deepcopy(plain), shape)
+    with original_convolutions(changed):
+        counted = [count_multiply_adds(model, shape, torch.device("cpu")) for model in (changed, plain)]
+        trained = [count_training_flops(model, shape) for model in (changed, plain)]
+    assert counted[0] == counted[1]
+    assert trained[0] == trained[1] == pytest.approx(6 * counted[0], rel=0.05), "the input needs no gradient"
+    assert all(parameter.grad is None for parameter in changed.parameters())
+    head = deepcopy(plain).requires_grad_(requires_grad=False)
+    head.fc.requires_grad_()
+    assert count_training_flops(head, shape) == 2 * counted[0] + 2 * head.fc.weight.numel()
+    replaced, side = {"winograd": (10, 128), "small": (8, 32)}[kind]
+    assert sum(isinstance(module, FasterConv2d) for module in changed.modules()) == replaced
+    for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
+        assert torch.equal(mine, theirs), name
+    images = torch.randn(16, 3, side, side).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(changed(images), plain(images), rtol=0, atol=TOLERANCE)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import UserError
-
 pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 
+from tests.conftest import refusal
 from train.acceleration.amp import autocast, use_fp8
 
 
@@ -60,8 +59,13 @@ def test_model_learns_nearly_as_in_bf16() -> None:
 
 
 def test_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(UserError, match="no linear layer whose sizes are multiples of 16"):
-        use_fp8(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(20, 10)), (), emulate=True)
+    refusal(
+        use_fp8,
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(20, 10)),
+        (),
+        emulate=True,
+        match="no linear layer whose sizes are multiples of 16",
+    )
 
 
 @pytest.mark.cuda

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import CORES, Entrypoint
+from entrypoint.core.errors import ExitCode
+from tests.conftest import CORES, Entrypoint, refusal
 from tests.train.given import SMALL, losses
-from train.acceleration.amp import set_memory_format
-from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.winograd import (
     MIN_TILES,
     WinogradConv2d,
@@ -26,9 +24,6 @@ from train.acceleration.winograd import (
     use_winograd,
     winograd_kernel,
 )
-from train.models.inspection import count_multiply_adds
-from train.models.registry import build_model
-from train.settings import TrainSettings
 
 LAST = torch.channels_last
 # Of a tensor's standard deviation.
@@ -252,29 +247,14 @@ def test_module_equals_convolution_in_each_number_format(bias: bool) -> None:
     assert torch.equal(deepcopy(module).bfloat16()(images.bfloat16()), deepcopy(plain).bfloat16()(images.bfloat16()))
 
 
-def test_resnet_is_the_same_network() -> None:
-    pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    plain = set_memory_format(build_model(TrainSettings(model="resnet18"), (3, 32, 32), 10), channels_last=True)
-    changed = use_winograd(deepcopy(plain))
-    assert sum(isinstance(module, WinogradConv2d) for module in changed.modules()) == 10
-    with original_convolutions(changed):
-        counted = [count_multiply_adds(model, (3, 32, 32), torch.device("cpu")) for model in (changed, plain)]
-    assert counted[0] == counted[1]
-    assert sum(isinstance(module, WinogradConv2d) for module in changed.modules()) == 10
-    for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
-        assert torch.equal(mine, theirs), name
-    images = random_images(16, 3, 128, 128)
-    assert_near(changed(images), plain(images))
-
-
 def test_library_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.acceleration.winograd.winograd_kernel", lambda: None)
-    with pytest.raises(
-        UserError, match=r"^TRAIN_WINOGRAD: the compiled kernel cannot be loaded, or torch has no OpenMP"
-    ) as error:
-        use_winograd(nn.Sequential())
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        use_winograd,
+        nn.Sequential(),
+        match=r"^TRAIN_WINOGRAD: the compiled kernel cannot be loaded, or torch has no OpenMP",
+        code=ExitCode.MACHINE,
+    )
 
 
 TRAINING = SMALL | {
@@ -292,7 +272,6 @@ def test_training_with_winograd_learns_the_same_and_resumes(entrypoint: Entrypoi
     assert losses(entrypoint, "whole") == pytest.approx(losses(entrypoint, "without"), rel=2e-3)
     first, last = sorted((entrypoint.folder / "runs/whole/checkpoint").glob("step-*"))
     shutil.rmtree(last)
-    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
-    assert again.code == 0, again.err
+    again = entrypoint.succeed("train", env=env | {"TRAIN_RESUME": "auto"})
     assert f"resuming from runs/whole/checkpoint/{first.name}" in again.out
     assert entrypoint.summary("whole")["weights_sha256"] == whole["weights_sha256"]

@@ -21,43 +21,32 @@ def steps(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in list_newest_first(folder)]
 
 
-def test_save_keeps_newest_and_no_partial_files(tmp_path: Path) -> None:
-    for step in (1, 20, 300):
+@pytest.mark.parametrize("saved", [(1, 20, 300), (999_999_999, 1_000_000_000, 10_000_000_000)])
+def test_save_keeps_newest_by_number_and_no_partial_files(tmp_path: Path, saved: tuple[int, ...]) -> None:
+    for step in saved:
         save(tmp_path, step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000020", "step-000000300"]
-    assert newest(tmp_path) == tmp_path / "step-000000300"
+    assert [path.name for path in list_newest_first(tmp_path)] == [f"step-{step:09d}" for step in saved[:0:-1]]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert newest(tmp_path) == tmp_path / f"step-{saved[-1]:09d}"
 
 
-def test_newest_is_by_number_not_by_text(tmp_path: Path) -> None:
-    for step in (999_999_999, 1_000_000_000, 10_000_000_000):
-        save(tmp_path, step, keep=2)
-    assert steps(tmp_path) == [10_000_000_000, 1_000_000_000]
-
-
-def test_save_keeps_best_and_newest(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        save(tmp_path, step, keep=2, best=step == 2)
-    assert steps(tmp_path) == [5, 4, 2]
-    assert CheckpointReader(tmp_path / BEST).metadata.step == 2
-    save(tmp_path, 6, keep=2, best=True)
-    assert steps(tmp_path) == [6, 5]
-    assert CheckpointReader(tmp_path / BEST).metadata.step == 6
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_folder_without_links_has_a_file_with_the_best_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize("number", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_save_keeps_best_and_newest_with_links_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number or 0))
 
-    monkeypatch.setattr(Path, "symlink_to", refuse)
+    if number:
+        monkeypatch.setattr(Path, "symlink_to", refuse)
     for step in range(1, 6):
         save(tmp_path, step, keep=2, best=step == 2)
     assert steps(tmp_path) == [5, 4, 2]
-    assert best_checkpoint(tmp_path) == tmp_path / "step-000000002"
+    assert CheckpointReader(best_checkpoint(tmp_path)).metadata.step == 2
+    assert (tmp_path / BEST).is_symlink() is (number is None)
     save(tmp_path, 6, keep=2, best=True)
-    assert best_checkpoint(tmp_path) == tmp_path / "step-000000006"
+    assert steps(tmp_path) == [6, 5]
+    assert CheckpointReader(best_checkpoint(tmp_path)).metadata.step == 6
 
 
 def test_folder_that_cannot_be_synced_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from tests.train.checkpoint.saved import DATA, SETTINGS, checkpoint, save
 from train.checkpoint.folder import list_newest_first
 from train.checkpoint.metadata import CHECKSUM_FILE, NO_BEST, CorruptCheckpoint, DataFingerprint
@@ -25,8 +25,7 @@ from train.checkpoint.resume import (
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE was 64, is 32"):
-        load(path, SETTINGS | {"batch_size": 32})
+    refusal(load, path, SETTINGS | {"batch_size": 32}, match="TRAIN_BATCH_SIZE was 64, is 32")
     assert load(path, SETTINGS | {"keep_checkpoints": 9}).changes == ()
     found = load(path, SETTINGS | {"batch_size": 32}, changed=True)
     assert (found.step, found.changes) == (1, ("TRAIN_BATCH_SIZE was 64, is 32",))
@@ -52,8 +51,13 @@ def test_other_settings_are_named_as_users_write_them(
 def test_settings_that_give_tensors_a_meaning_cannot_change(tmp_path: Path, name: str) -> None:
     settings = SETTINGS | {"model": "cnn", "bias": True, "optimizer": "sgd"}
     path = save(tmp_path, 1, settings=settings)
-    with pytest.raises(UserError, match=rf"TRAIN_{name.upper()} was \w+, is other\. Its tensors fit no other value"):
-        load(path, settings | {name: "other"}, changed=True)
+    refusal(
+        load,
+        path,
+        settings | {name: "other"},
+        changed=True,
+        match=rf"TRAIN_{name.upper()} was \w+, is other\. Its tensors fit no other value",
+    )
 
 
 def test_corrupt_checkpoints_are_skipped_and_named(tmp_path: Path) -> None:
@@ -65,12 +69,22 @@ def test_corrupt_checkpoints_are_skipped_and_named(tmp_path: Path) -> None:
     assert [line.split(" (")[0] for line in start.skipped] == [
         f"skipped {path}: cannot be read as a checkpoint" for path in (paths[2], paths[1])
     ]
-    with pytest.raises(UserError, match=r"TRAIN_BATCH_SIZE was 64, is 1\. Restore"):
-        load_first_valid(paths, SETTINGS | {"batch_size": 1}, changed=False)
+    refusal(
+        load_first_valid,
+        paths,
+        SETTINGS | {"batch_size": 1},
+        changed=False,
+        match=r"TRAIN_BATCH_SIZE was 64, is 1\. Restore",
+    )
     with pytest.raises(CorruptCheckpoint, match="Set TRAIN_RESUME to another checkpoint"):
         load_first_valid(paths[2:], SETTINGS, changed=False)
-    with pytest.raises(UserError, match=r"; 1 older checkpoints are corrupt too\. Set TRAIN_RESUME=off to"):
-        load_first_valid(paths[:0:-1], SETTINGS, changed=False)
+    refusal(
+        load_first_valid,
+        paths[:0:-1],
+        SETTINGS,
+        changed=False,
+        match=r"; 1 older checkpoints are corrupt too\. Set TRAIN_RESUME=off to",
+    )
 
 
 def start(**more: Any) -> ResumePoint:
@@ -94,9 +108,9 @@ def start(**more: Any) -> ResumePoint:
     ],
 )
 def test_other_data_is_refused_with_what_differs(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        compare_data(start(), replace(DATA, **fields), changed=False)
-    assert f"saved: saved with other data: {said}. Restore the data set" in str(error.value)
+    assert f"saved: saved with other data: {said}. Restore the data set" in refusal(
+        compare_data, start(), replace(DATA, **fields), changed=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +143,7 @@ def test_changed_classes_keep_their_numbers_or_are_refused(classes: tuple[str, .
         assert found.changes == ("class 1 of 2 was dog, is wolf of 2",)
         assert found.metadata.best == NO_BEST, "the score of other images is no measure"
     else:
-        with pytest.raises(UserError, match="outputs cannot be mapped to these classes"):
-            compare_data(start(), now, changed=True)
+        refusal(compare_data, start(), now, changed=True, match="outputs cannot be mapped to these classes")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +169,9 @@ def test_place_is_mapped_to_the_steps_of_this_run(
 
 def test_place_inside_an_epoch_of_other_images_is_refused() -> None:
     inside = start(step=25, examples=320, losses=(1.0,) * 5)
-    with pytest.raises(UserError, match="saved inside epoch 3, after 320 of 640 images; the data set has 160 now"):
-        map_place(inside, 64, 2, 160)
+    refusal(
+        map_place, inside, 64, 2, 160, match="saved inside epoch 3, after 320 of 640 images; the data set has 160 now"
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,20 +186,17 @@ def test_place_inside_an_epoch_of_other_images_is_refused() -> None:
 def test_tensors_of_another_model_are_named(
     saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]], said: str
 ) -> None:
-    with pytest.raises(UserError, match=f"saved: is of another model: {said}"):
-        check_shapes(Path("saved"), "model", saved, wanted)
+    refusal(check_shapes, Path("saved"), "model", saved, wanted, match=f"saved: is of another model: {said}")
     check_shapes(Path("saved"), "model", wanted, wanted)
 
 
 def test_checkpoint_after_the_end_of_the_run_is_refused(tmp_path: Path) -> None:
     start = load_first_valid([save(tmp_path, 13)], SETTINGS, changed=False)
     assert check_length(start, 13) == start
-    with pytest.raises(UserError, match="is after step 13, and this run ends with step 12"):
-        check_length(start, 12)
+    refusal(check_length, start, 12, match="is after step 13, and this run ends with step 12")
 
 
 def test_setting_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
     path = save(tmp_path, 10)
     load_first_valid([path], {**SETTINGS, "head": "auto"}, changed=False)
-    with pytest.raises(UserError, match="TRAIN_HEAD was auto, is new"):
-        load_first_valid([path], {**SETTINGS, "head": "new"}, changed=False)
+    refusal(load_first_valid, [path], {**SETTINGS, "head": "new"}, changed=False, match="TRAIN_HEAD was auto, is new")

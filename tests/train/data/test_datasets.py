@@ -1,7 +1,8 @@
-"""Data sets by name."""
+"""Data sets by name, and the folders that they are kept in."""
 
 from __future__ import annotations
 
+import subprocess
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode
+from tests.conftest import PYTHON, Entrypoint, paint, refusal
 from tests.factories import train_settings, write_fashion_mnist
+from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset
 from train.data.datasets import ImageTensors, load
 from train.data.workers import WorkerSpec
@@ -65,8 +68,8 @@ def test_synthetic_classes_are_distinguishable() -> None:
     assert torch.equal(distances.argmin(1), test.labels)
 
 
+@pytest.mark.usefixtures("torchvision")
 def test_fashion_mnist_is_read_from_data_dir(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     write_fashion_mnist(tmp_path, 30, 20)
     settings = TrainSettings(dataset="fashion-mnist", data_dir=tmp_path, download=False)
     data = load(settings, (1, 28, 28), "memory", CREW)
@@ -76,11 +79,51 @@ def test_fashion_mnist_is_read_from_data_dir(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
+@pytest.mark.usefixtures("torchvision")
 def test_missing_data_without_download_raises(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     settings = train_settings({"dataset": name, "data_dir": tmp_path, "download": False})
-    with pytest.raises(
-        UserError, match=rf"TRAIN_DATASET={name}: not in {tmp_path}, or damaged, and TRAIN_DOWNLOAD=0"
-    ) as error:
-        load(settings, inspect_dataset(settings).shape, "memory", CREW)
-    assert len(str(error.value).splitlines()) == 1
+    refusal(
+        load,
+        settings,
+        inspect_dataset(settings).shape,
+        "memory",
+        CREW,
+        match=rf"TRAIN_DATASET={name}: not in {tmp_path}, or damaged, and TRAIN_DOWNLOAD=0",
+    )
+
+
+def mounted(*commands: str) -> tuple[str, ...]:
+    """Return a command that mounts something in a namespace of its own, then runs the entrypoint."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a mount namespace (root)")
+    script = " && ".join((*commands, 'exec "$@"'))
+    return ("unshare", "-m", "sh", "-c", script, "sh", PYTHON, "-m", "entrypoint")
+
+
+@pytest.mark.launch
+@pytest.mark.slow_except("1")
+@pytest.mark.parametrize("download", ["0", "1"])
+@pytest.mark.usefixtures("torchvision")
+def test_dataset_in_a_read_only_folder_trains(entrypoint: Entrypoint, tmp_path: Path, download: str) -> None:
+    data = tmp_path / "data"
+    write_fashion_mnist(data, 128, 64)
+    read_only = mounted(f"mount --bind {data} {data}", f"mount -o remount,bind,ro {data}")
+    env = {"TRAIN_DATASET": "fashion-mnist", "TRAIN_DATA_DIR": str(data), "TRAIN_DOWNLOAD": download}
+    entrypoint.succeed("train", env={**env, "TRAIN_EPOCHS": "1"}, command=read_only)
+    assert entrypoint.summary()["test_images"] == 64
+    assert not (data / ".download.lock").exists()
+
+
+@pytest.mark.launch
+def test_full_disk_of_the_image_cache_is_one_line(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / "images" / split, each=100, size=(64, 64))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    small = mounted(f"mount -t tmpfs -o size=2m tmpfs {cache}")
+    env = imagefolder(tmp_path / "images", TRAIN_CACHE_DIR=str(cache), LAUNCH_QUIET="1")
+    result = entrypoint("train", env=env, command=small)
+    assert result.code == ExitCode.USAGE, result.err
+    (line,) = result.err.splitlines()
+    assert line.startswith(f"entrypoint: error: {cache}/images-")
+    assert line.endswith(": the image cache cannot be written (No space left on device); set TRAIN_CACHE_DIR")

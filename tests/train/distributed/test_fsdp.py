@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
@@ -61,8 +60,7 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
     """Stop a run during its second epoch; return the checkpoint that it leaves."""
     run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})
     run.wait_for("epoch 2/")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ended()[0] == 75
+    run.preempted()
     found = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert found is not None
     assert len(list(found.glob("rank-*.safetensors"))) == 2
@@ -104,10 +102,9 @@ def test_fsdp_hostile_checkpoint_raises_and_runs_nothing(entrypoint: Entrypoint)
     for name, content in spoilt:
         (saved / name).write_bytes(content)
         for ranks in ({}, {"LAUNCH_NPROC_PER_NODE": "1"}):
-            result = entrypoint("train", env=env | ranks | {"TRAIN_RESUME": str(saved), "LAUNCH_QUIET": "1"})
-            assert result.code == 2, (name, result.err)
-            assert len(result.error_lines) == 1, result.err
-            assert "cannot be read as a checkpoint (" in result.err
+            assert "cannot be read as a checkpoint (" in entrypoint.error_line(
+                "train", env=env | ranks | {"TRAIN_RESUME": str(saved), "LAUNCH_QUIET": "1"}
+            )
         (saved / name).write_bytes(contents[name])
     assert not (entrypoint.folder / "hostile-was-here").exists()
 
@@ -118,8 +115,7 @@ def test_fsdp_full_disk_keeps_previous_checkpoint(entrypoint: Entrypoint) -> Non
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "other", "TRAIN_EPOCHS": "1"})
     size = max(path.stat().st_size for path in (entrypoint.folder / "runs/other/checkpoint").glob("*/*"))
     command = ("bash", "-c", f"trap '' XFSZ; ulimit -f {size // 2048}; exec {shlex.quote(PYTHON)} -m entrypoint train")
-    result = entrypoint(command=command, env=env | {"LAUNCH_QUIET": "1"})
-    assert result.code == 3, result.err
-    assert "checkpoint: cannot be written (File too large). Free disk space" in result.err
-    assert "earlier checkpoints are kept" in result.err
+    line = entrypoint.error_line(command=command, env=env | {"LAUNCH_QUIET": "1"}, code=3)
+    assert "checkpoint: cannot be written (File too large). Free disk space" in line
+    assert "earlier checkpoints are kept" in line
     assert not list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))

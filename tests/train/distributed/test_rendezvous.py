@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from entrypoint.core.errors import ExitCode, PeerLostError, UserError
-from tests.net import free_port
+from entrypoint.core.errors import ExitCode, PeerLostError
+from tests.conftest import refusal
 from train.distributed.peers import (
     Peer,
     connect_store,
@@ -81,14 +81,13 @@ def test_wait_for_all_ranks_names_missing_ranks(monkeypatch: pytest.MonkeyPatch)
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="rank 0 of 3: ranks 1, 2 did not join within 1 s") as error:
-        wait_for_all_ranks(0, 3, 1.0)
-    assert error.value.code == ExitCode.RENDEZVOUS
+    refusal(
+        wait_for_all_ranks, 0, 3, 1.0, match="rank 0 of 3: ranks 1, 2 did not join within 1 s", code=ExitCode.RENDEZVOUS
+    )
     assert not dist.is_initialized()
 
 
-def test_store_of_one_node_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
+def test_store_of_one_node_listens_on_loopback(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     store = connect_store(0, timedelta(seconds=30))

@@ -43,8 +43,7 @@ RANKS = """
 @needs_two_cores
 def test_sync_batchnorm_equals_the_whole_batch(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "ranks.py", RANKS)
-    result = entrypoint("run", "--nproc-per-node=2", file)
-    assert result.code == 0, result.err
+    entrypoint.succeed("run", "--nproc-per-node=2", file)
     seen = [torch.load(entrypoint.folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
 
     torch.manual_seed(0)
@@ -93,8 +92,7 @@ COMPILED = """
 @pytest.mark.launch
 @needs_two_cores
 def test_compiled_sync_batchnorm_equal_layers_are_correct(entrypoint: Entrypoint) -> None:
-    result = entrypoint("run", "--nproc-per-node=2", script(entrypoint.folder, "compiled.py", COMPILED))
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("run", "--nproc-per-node=2", script(entrypoint.folder, "compiled.py", COMPILED))
     assert result.out.count("alike") == 2
 
 

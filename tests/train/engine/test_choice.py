@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.conftest import Entrypoint, needs_two_cores, paint, refusal
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import inspect_dataset
@@ -61,8 +59,7 @@ def test_val_folder_is_listed_behind_test(three_splits: Path) -> None:
     assert (found.images, found.train_images, found.has_val) == (48, 24, True)
     (three_splits / "val/class1").rename(three_splits / "val/zebra")
     for look in (list_splits, lambda _: inspect_dataset(settings)):
-        with pytest.raises(UserError, match=r"classes differ, only in train/: class1; only in val/: zebra"):
-            look(three_splits)
+        refusal(look, three_splits, match=r"classes differ, only in train/: class1; only in val/: zebra")
 
 
 def test_flat_test_folder_of_imagenet_is_passed_over(three_splits: Path) -> None:
@@ -74,23 +71,18 @@ def test_flat_test_folder_of_imagenet_is_passed_over(three_splits: Path) -> None
     assert not inspect_dataset(train_settings(dataset="imagefolder", data_dir=three_splits)).has_val
 
 
-def summary(entrypoint: Entrypoint, name: str) -> Any:
-    return json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text())
-
-
 @pytest.mark.launch
 @pytest.mark.slow_except("stream")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three_splits: Path, source: str) -> None:
     env = imagefolder(three_splits, TRAIN_DATA_SOURCE=source) | QUIET
     entrypoint.train("--run-name=a", env=env)
-    found = summary(entrypoint, "a")
+    found = entrypoint.summary("a")
     assert (found["best_chosen_on"], found["val_images"], found["test_images"]) == ("val", 12, 12)
     epochs = epochs_of(entrypoint, "a")
     assert all("val_accuracy" in line and "test_accuracy" not in line for line in epochs)
     assert found["best_accuracy"] == pytest.approx(max(line["val_accuracy"] for line in epochs), abs=1e-4)
-    result = entrypoint("evaluate", "runs/a", "--evaluation-file=a.json", env=QUIET)
-    assert result.code == 0, result.err
+    entrypoint.succeed("evaluate", "runs/a", "--evaluation-file=a.json", env=QUIET)
     assert json.loads((entrypoint.folder / "a.json").read_text())["accuracy"] == pytest.approx(
         found["test_accuracy"], abs=1e-4
     )
@@ -105,18 +97,16 @@ def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three
 def test_run_leaves_the_weights_that_val_chose(entrypoint: Entrypoint, three_splits: Path, env: dict[str, str]) -> None:
     """The images are easy: some epoch has no mistake, and none after it is better."""
     more = {"TRAIN_EPOCHS": "8", "TRAIN_EXPORT": "onnx"} | TWO_RANKS | QUIET | env
-    result = entrypoint("train", "--run-name=a", env=imagefolder(three_splits, **more))
-    assert result.code == 0, result.err
-    found, run = summary(entrypoint, "a"), entrypoint.folder / "runs/a"
+    result = entrypoint.succeed("train", "--run-name=a", env=imagefolder(three_splits, **more))
+    found, run = entrypoint.summary("a"), entrypoint.folder / "runs/a"
     assert found["best_accuracy"] == found["val_accuracy"]
     assert 0 < found["best_epoch"] < 8
     assert f"after epoch {found['best_epoch']}, whose weights these are" in result.out
     best = next(line for line in epochs_of(entrypoint, "a") if line["epoch"] == found["best_epoch"])
     assert found["val_loss"] == pytest.approx(best["val_loss"], rel=1e-4)
     last = {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": "a"}
-    again = entrypoint("train", env=imagefolder(three_splits, **more) | last)
-    assert again.code == 0, again.err
-    assert summary(entrypoint, "a")["weights_sha256"] == found["weights_sha256"]
+    entrypoint.succeed("train", env=imagefolder(three_splits, **more) | last)
+    assert entrypoint.summary("a")["weights_sha256"] == found["weights_sha256"]
     kept = read_state_dict(run / "model.safetensors")
     section = "ema" if "TRAIN_EMA_DECAY" in env else "model"
     if "TRAIN_PARALLELISM" not in env:
@@ -132,7 +122,7 @@ def test_best_is_that_of_all_evaluations(
     env = {"TRAIN_EVAL_EVERY": evaluated, "TRAIN_CHECKPOINT_EVERY": saved, "TRAIN_EPOCHS": "6"}
     entrypoint.train("--run-name=a", "--max-grad-norm=1", env=imagefolder(three_splits, **env) | QUIET)
     seen = [line["val_accuracy"] for line in epochs_of(entrypoint, "a") if "val_accuracy" in line]
-    found = summary(entrypoint, "a")
+    found = entrypoint.summary("a")
     assert found["best_accuracy"] == pytest.approx(max(seen), abs=1e-4)
     assert found["best_accuracy"] == found["val_accuracy"], "the run leaves these weights"
 
@@ -149,7 +139,11 @@ def test_cut_images_are_the_same_on_any_number_of_ranks(
     )
     entrypoint.train("--run-name=one", env=env)
     entrypoint.train("--run-name=two", env=env | TWO_RANKS)
-    one, two = (summary(entrypoint, name) for name in ("one", "two"))
+    one, two = (entrypoint.summary(name) for name in ("one", "two"))
+    ranks = json.loads((entrypoint.folder / "runs/two/ranks.json").read_text())
+    assert [(rank["cpus"], rank["threads"]) for rank in ranks] == [
+        (rank["cpus"], rank["threads"]) for rank in entrypoint.plan(env=TWO_RANKS)["ranks"]
+    ]
     assert one["val_images"] == two["val_images"] == 6
     assert one["steps"] == 2 * (18 // 8)
     assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
@@ -162,14 +156,12 @@ def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint)
         "TRAIN_VAL_SPLIT": "0.2", "TRAIN_EARLY_STOPPING": "2", "TRAIN_EPOCHS": "30", "TRAIN_LR": "1e-12",
         "TRAIN_CHECKPOINT_EVERY": "10", "TRAIN_RUN_NAME": "a", "TRAIN_EARLY_STOPPING_METRIC": "accuracy",
     }  # fmt: skip
-    result = entrypoint("train", env=env)
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("train", env=env)
     assert "stopping early: val accuracy has not improved for 2 epochs" in result.out
-    found = summary(entrypoint, "a")
+    found = entrypoint.summary("a")
     assert found["epochs"] == 3
-    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
-    assert again.code == 0, again.err
-    assert summary(entrypoint, "a")["steps"] == found["steps"]
+    entrypoint.succeed("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert entrypoint.summary("a")["steps"] == found["steps"]
 
 
 @pytest.mark.launch
@@ -183,9 +175,7 @@ def test_split_that_cannot_choose_is_refused(entrypoint: Entrypoint, three_split
         (both, "TRAIN_VAL_SPLIT=0.1: the folder has val/ next to test/"),
     ):
         for command in ("plan", "train"):
-            result = entrypoint(command, env=env | QUIET)
-            assert (result.code, len(result.err.splitlines())) == (2, 1)
-            assert said in result.err
+            assert said in entrypoint.error_line(command, env=env | QUIET)
 
 
 def test_evaluation_every_few_epochs_and_at_the_end(entrypoint: Entrypoint, image_folder: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
+from tests.conftest import refusal
 from train.engine.model_probe import check_memory, check_state
 from train.settings import ImageShape, read_train_settings
 
@@ -33,9 +34,15 @@ def test_model_larger_than_memory_is_refused(
     if not refused:
         check_memory(settings, shape, 10, memory_gib << 30)
         return
-    with pytest.raises(UserError, match=r"^TRAIN_MODEL=\w+: has [\d,]+ weights for [\dx]+ images, which take") as error:
-        check_memory(settings, shape, 10, memory_gib << 30)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        check_memory,
+        settings,
+        shape,
+        10,
+        memory_gib << 30,
+        match=r"^TRAIN_MODEL=\w+: has [\d,]+ weights for [\dx]+ images, which take",
+        code=ExitCode.MACHINE,
+    )
 
 
 class Extra(nn.Linear):
@@ -56,6 +63,10 @@ def sparse() -> nn.Module:
     [(Extra(2, 2), "_extra_state of its state is dict"), (sparse(), "adjacency of its state is a tensor of layout")],
 )
 def test_state_that_no_checkpoint_holds_is_refused(model: nn.Module, said: str) -> None:
-    with pytest.raises(UserError, match=f"^TRAIN_MODEL=mine:net: {said}"):
-        check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values, model)
+    refusal(
+        check_state,
+        read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values,
+        model,
+        match=f"^TRAIN_MODEL=mine:net: {said}",
+    )
     check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values, nn.BatchNorm1d(2))

@@ -107,8 +107,8 @@ def test_any_two_settings_train_or_raise(entrypoint: Entrypoint, part: int) -> N
     check(entrypoint, [OPTIONS[one] | OPTIONS[other] for one, other in pairs])
 
 
+@pytest.mark.usefixtures("torchvision")
 def test_any_two_slow_settings_train_or_raise(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("torchvision")
     check(entrypoint, RARER[::EACH])
 
 

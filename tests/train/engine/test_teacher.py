@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import TWO_RANKS
-from train.checkpoint.folder import list_newest_first
 from train.data.feeds.batches import IGNORE_LABEL
 from train.engine.train_step import TEMPERATURE, Teacher
 
@@ -53,14 +52,12 @@ def test_ranks_and_resumption_learn_the_same_of_a_teacher(entrypoint: Entrypoint
     assert taught["weights_sha256"] != alone["weights_sha256"]
     two = entrypoint.train(env=TAUGHT | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
     assert two["test_accuracy"] == pytest.approx(taught["test_accuracy"], abs=0.6)
-    for path in list_newest_first(entrypoint.folder / "runs/taught/checkpoint")[:-1]:
-        path.rename(path.with_name(f"kept-{path.name}"))
+    entrypoint.cut("taught")
     runs = entrypoint.folder / "runs"
     (runs / "teacher").rename(runs / "kept")
     (runs / "alone").rename(runs / "teacher")
-    other = entrypoint("train", "--resume=auto", env=TAUGHT)
-    assert other.code == 2
-    assert "saved with other data: the teacher has other weights" in other.err.splitlines()[-1]
+    other = entrypoint.error_line("train", "--resume=auto", env=TAUGHT)
+    assert "saved with other data: the teacher has other weights" in other
     shutil.rmtree(runs / "teacher")
     (runs / "kept").rename(runs / "teacher")
     again = entrypoint.train("--resume=auto", env=TAUGHT)
@@ -86,9 +83,7 @@ def test_teacher_that_does_not_fit_is_refused_by_the_plan(
 ) -> None:
     entrypoint.train(env=DIGITS | {"TRAIN_RUN_NAME": "teacher", "TRAIN_EPOCHS": "1"})
     for command in ("plan", "train"):
-        result = entrypoint(command, *(["train"] if command == "plan" else []), env=TAUGHT | env)
-        assert result.code == 2
-        assert said in result.err.splitlines()[-1]
+        assert said in entrypoint.error_line(command, *(["train"] if command == "plan" else []), env=TAUGHT | env)
 
 
 @pytest.mark.launch
@@ -100,15 +95,13 @@ def test_teacher_of_another_task_or_not_finite_is_refused(entrypoint: Entrypoint
     tensors = load_file(path)
     name = next(iter(tensors))
     save_file(tensors | {name: tensors[name] * torch.nan}, path, header)
-    result = entrypoint("train", env=TAUGHT)
-    assert result.code == 2
-    assert f"{path.relative_to(entrypoint.folder)}: {name} is not finite" in result.err.splitlines()[-1]
+    assert f"{path.relative_to(entrypoint.folder)}: {name} is not finite" in entrypoint.error_line("train", env=TAUGHT)
     origin = json.loads(header["reference_training"])
     origin["settings"]["task"] = "multilabel"
     save_file(tensors, path, header | {"reference_training": json.dumps(origin)})
-    result = entrypoint("plan", "train", env=TAUGHT)
-    assert result.code == 2
-    assert "TRAIN_TEACHER=runs/teacher: was trained for multilabel, which has no classes" in result.err
+    assert "TRAIN_TEACHER=runs/teacher: was trained for multilabel, which has no classes" in entrypoint.error_line(
+        "plan", "train", env=TAUGHT
+    )
 
 
 @pytest.mark.launch

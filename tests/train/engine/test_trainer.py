@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -27,8 +26,7 @@ pytestmark = pytest.mark.launch
 
 @pytest.mark.versions
 def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entrypoint) -> None:
-    result = entrypoint("train")
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("train")
     summary = entrypoint.summary()
     assert summary["test_accuracy"] >= 97
     assert 0 < summary["peak_share"] < 1
@@ -46,33 +44,13 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
         *("report.html", "batch.png", "metrics.prom"),
     }
     assert list((folder / "tensorboard").iterdir())
+    assert "http-equiv" not in (folder / "report.html").read_text(), "a page of a run that has ended stays"
     for name in ("plan.json", "settings.json", "versions.json"):
         json.loads((folder / name).read_text())
     assert "one rank with all cores" in result.err
     assert re.search(r"^epoch 1/10  step \d+/220  loss [\d.]+  [\d,]+ images/s  left \d+:\d\d:\d\d$", result.out, re.M)
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
     assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-@needs_two_cores
-def test_two_ranks_equal_one_rank_in_loss_and_accuracy(entrypoint: Entrypoint) -> None:
-    common = SMALL | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50", "TRAIN_LR": "0.02"}
-    one = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "one"})
-    two = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
-    parts = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "parts", "TRAIN_GRAD_ACCUM_STEPS": "3"})
-    assert (one["world_size"], two["world_size"]) == (1, 2)
-    assert one["test_images"] == two["test_images"] == 128
-    ranks = json.loads((entrypoint.folder / "runs/two/ranks.json").read_text())
-    planned = entrypoint.plan(env=TWO_RANKS)["ranks"]
-    assert [(rank["rank"], rank["cpus"], rank["threads"]) for rank in ranks] == [
-        (rank["local_rank"], rank["cpus"], rank["threads"]) for rank in planned
-    ]
-    for other in ("two", "parts"):
-        assert losses(entrypoint, other) == pytest.approx(losses(entrypoint, "one"), rel=1e-3)
-    assert two["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.5)
-    assert parts["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.5)
 
 
 def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
@@ -102,9 +80,9 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
     assert again["weights_sha256"] == whole["weights_sha256"]
     more = {"TRAIN_STEPS": "30", "TRAIN_RESUME": "auto", "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_RUN_NAME": "cut"}
     assert entrypoint.train(env=common | more)["steps"] == 30
-    result = entrypoint("train", env=common | {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
-    assert result.code == 2
-    assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs. Lower it, so" in result.err
+    assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs. Lower it, so" in entrypoint.error_line(
+        "train", env=common | {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "3"}
+    )
 
 
 @pytest.mark.versions
@@ -146,8 +124,7 @@ def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
     }  # fmt: skip
     env |= {"TRAIN_EMA_DECAY": "0.9"} if packs == "plain" else {}
     command = (PYTHON, str(file), packs)
-    whole = entrypoint(env=env | {"TRAIN_RUN_NAME": "whole"}, command=command)
-    assert whole.code == 0, whole.err
+    whole = entrypoint.succeed(env=env | {"TRAIN_RUN_NAME": "whole"}, command=command)
     assert ("weights packed, update fused" in " ".join(whole.err.split())) == (packs == "packs")
     assert "deprecated" not in whole.err
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "off", "TRAIN_IPEX": "off"})
@@ -157,8 +134,7 @@ def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
         ours, plain = ({name: one.shape for name, one in index.get(section, {}).items()} for index in indexes)
         assert ours == plain
     again = {"TRAIN_RESUME": str(first), "TRAIN_RUN_NAME": "again"}
-    resumed = entrypoint(env=env | again, command=command)
-    assert resumed.code == 0, resumed.err
+    entrypoint.succeed(env=env | again, command=command)
     assert entrypoint.summary("again")["weights_sha256"] == entrypoint.summary("whole")["weights_sha256"]
     allowed = {"TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_IPEX": "off", "TRAIN_RUN_NAME": "other"}
     entrypoint.train(env=env | again | allowed)
@@ -182,8 +158,7 @@ def test_signal_saves_and_exits_with_one_line(
     run = Started(entrypoint, env)
     run.wait_for("epoch 2/")
     run.process.send_signal(number)
-    found, _, err = run.ended()
-    assert found == code
+    _, err = run.ended_with(code)
     assert f"stopped by {signal.Signals(number).name}" in err
     assert code != 75 or len(err.splitlines()) == 1
     assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*"))) is (code == 75)
@@ -205,21 +180,12 @@ def test_preempted_run_resumes_with_next_step(
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
     run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})
     run.wait_for("epoch 2/3  step 15/")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ended()[0] == 75
+    run.preempted()
     stopped_at = read_metadata(newest(entrypoint.folder / "runs/stopped/checkpoint"))[0].step
     assert 15 <= stopped_at < 36
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
     assert losses(entrypoint, "stopped") == losses(entrypoint, "straight")
     assert entrypoint.summary("stopped")["weights_sha256"] == entrypoint.summary("straight")["weights_sha256"]
-
-
-def test_terminal_shows_progress_bar(entrypoint: Entrypoint) -> None:
-    command = ("script", "-qec", f"{shlex.quote(PYTHON)} -m entrypoint train", "/dev/null")
-    result = entrypoint(command=command, env=SMALL | {"TRAIN_EPOCHS": "2", "TERM": "xterm-256color"})
-    assert result.code == 0
-    assert "\x1b[" in result.out
-    assert "epoch 2/2" in result.out
 
 
 @pytest.mark.cuda
@@ -248,8 +214,7 @@ def test_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[
     newest = max((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
     digest = entrypoint.summary("run")["weights_sha256"]
     shutil.rmtree(newest)
-    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"})
-    assert again.code == 0, again.err
+    entrypoint.succeed("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"})
     if "TRAIN_DETERMINISTIC" in more:
         assert entrypoint.summary("run")["weights_sha256"] == digest
 

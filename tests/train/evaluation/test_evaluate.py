@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode
+from tests.conftest import refusal
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import evaluate
@@ -41,8 +42,14 @@ def test_evaluate_ignores_unreadable_images() -> None:
 
 @pytest.mark.parametrize("batches", [[], [(torch.zeros(2, 4), torch.full((2,), IGNORE_LABEL))]])
 def test_evaluate_without_any_image_is_an_error(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with pytest.raises(UserError, match="no test image can be read any more"):
-        evaluate(nn.Sequential(nn.Dropout()), batches, ALONE)
+    refusal(
+        evaluate,
+        nn.Sequential(nn.Dropout()),
+        batches,
+        ALONE,
+        match="no test image can be read any more",
+        code=ExitCode.RANK_FAILED,
+    )
 
 
 @pytest.mark.parametrize("classes", [7, 1500])

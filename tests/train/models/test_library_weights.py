@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from tests.factories import train_settings
 from train.models.inspection import head_names, in_modules
 from train.models.registry import build_model
@@ -371,7 +371,11 @@ def test_weights_for_another_size_are_refused(of: str, tmp_path: Path) -> None:
     save_file(timm.create_model(of, num_classes=5).state_dict(), tmp_path / "a.safetensors")
     settings = train_settings(model="timm:mixer_s32_224", weights=str(tmp_path / "a.safetensors"))
     model = build_model(settings, (3, 64, 64), 5)
-    with pytest.raises(
-        UserError, match=r"of another model than timm:mixer_s32_224: .* Set TRAIN_MODEL or TRAIN_IMAGE_SIZE=224 as it"
-    ):
-        load_weights(settings, model, (3, 64, 64), tuple("abcde"))
+    refusal(
+        load_weights,
+        settings,
+        model,
+        (3, 64, 64),
+        tuple("abcde"),
+        match=r"of another model than timm:mixer_s32_224: .* Set TRAIN_MODEL or TRAIN_IMAGE_SIZE=224 as it",
+    )

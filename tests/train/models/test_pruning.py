@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import signal
 
 import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import Entrypoint
+from entrypoint.core.errors import ExitCode
+from tests.conftest import Entrypoint, refusal
 from tests.factories import train_settings
 from tests.train.checkpoint.saved import model_of
 from tests.train.started import Started
@@ -56,9 +55,9 @@ def test_pruned_cnn_has_the_books_parameters(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", WITH)
+@pytest.mark.usefixtures("torchvision")
 def test_pruned_resnet_runs_and_learns(library: str) -> None:
     needs(library)
-    pytest.importorskip("torchvision")
     model = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
     before = copy.deepcopy(model.state_dict())
     slim = prune_state(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
@@ -100,8 +99,7 @@ def test_pruning_removes_the_requested_share_but_no_last_layer(more: dict[str, o
     ],
 )
 def test_prune_unusable_settings_raise(more: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
-        layers_to_prune(CNN(SHAPE, 10), settings(**more))
+    refusal(layers_to_prune, CNN(SHAPE, 10), settings(**more), match=re.escape(said))
 
 
 def test_prune_unsupported_model_raises() -> None:
@@ -112,11 +110,15 @@ def test_prune_unsupported_model_raises() -> None:
             return super().forward(images if float(images.sum()) >= 0 else -images)
 
     model = Moody(SHAPE, 10)
-    with pytest.raises(
-        UserError, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*\. Try torch-pruning"
-    ) as error:
-        prune_state(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        prune_state,
+        model,
+        model.state_dict(),
+        SHAPE,
+        settings(prune_backend="nni"),
+        match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*\. Try torch-pruning",
+        code=ExitCode.MACHINE,
+    )
 
 
 @pytest.mark.slow
@@ -128,8 +130,7 @@ def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     run = Started(entrypoint, common | {"TRAIN_RUN_NAME": "stopped"})
     run.wait_for("epoch 3/12  train")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ended()[0] == ExitCode.PREEMPTED
+    run.preempted()
     saved = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert saved is not None
     assert model_of(saved)["layer1.0.weight"].shape[0] == 16
@@ -148,8 +149,7 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
     start = {"TRAIN_RESUME": "runs/trained/checkpoint/best", "TRAIN_RESUME_ALLOW_CHANGED": "1"}
     for warm_up in ("0", "1", "2", "3"):
         more = {"TRAIN_EPOCHS": "4", "TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": warm_up}
-        result = entrypoint("train", env=common | start | more | {"TRAIN_RUN_NAME": f"pruned{warm_up}"})
-        assert result.code == 0, result.err
+        result = entrypoint.succeed("train", env=common | start | more | {"TRAIN_RUN_NAME": f"pruned{warm_up}"})
         assert "pruned by torch-pruning: 155,530 parameters before, " in result.out
         assert entrypoint.summary(f"pruned{warm_up}")["parameters"] < 155_530
 

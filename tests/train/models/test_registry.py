@@ -1,25 +1,21 @@
-"""The models: the book's CNN to the parameter, torchvision's by name, and what they refuse."""
+"""The models: the book's CNN to the parameter, torchvision's and timm's by name, a user's own, and what is refused."""
 
 from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
+from tests.factories import train_settings
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.registry import build_model, restore_state_metadata
 from train.settings import TrainSettings
-
-try:
-    import torchvision  # noqa: F401
-
-    NO_TORCHVISION = ""
-except (ImportError, RuntimeError) as error:
-    NO_TORCHVISION = f"torchvision cannot be imported here: {error}"
-
-needs_torchvision = pytest.mark.skipif(bool(NO_TORCHVISION), reason=NO_TORCHVISION)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ def test_cnn_accepts_any_size_and_channels(shape: tuple[int, int, int]) -> None:
     assert CNN(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
-@needs_torchvision
+@pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -78,7 +74,7 @@ def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, 
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
 
 
-@needs_torchvision
+@pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize("name", ["mnasnet0_5", "resnet18"])
 def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> None:
     saved, model = (build_model(TrainSettings(model=name), (3, 32, 32), 5) for _ in range(2))
@@ -88,7 +84,7 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
         assert torch.equal(value, state[name]), name
 
 
-@needs_torchvision
+@pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
@@ -99,5 +95,137 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
     ],
 )
 def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], said: str) -> None:
-    with pytest.raises(UserError, match=said.split("(")[0]):
-        build_model(TrainSettings(model=name), shape, 5)
+    refusal(build_model, TrainSettings(model=name), shape, 5, match=said.split("(")[0])
+
+
+MODULE = """
+from torch import nn
+
+def plain(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+def sized(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+def anything(**options):
+    return plain(options["num_classes"])
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes, width=4):
+        super().__init__(nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
+
+class holder:
+    inner = plain
+
+def strange(classes): return None
+def raises(num_classes): raise KeyError("lost")
+def empty(num_classes): return nn.Identity()
+def number(num_classes): return 3
+def five(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+class Pair(nn.Linear):
+    def forward(self, images): return super().forward(images.flatten(1)), None
+def pair(num_classes): return Pair(192, num_classes)
+class Odd(nn.Linear):
+    def forward(self, images): raise KeyError("inside")
+def odd(num_classes): return Odd(192, num_classes)
+text = "no function"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_models.py").write_text(MODULE)
+    (tmp_path / "broken_module.py").write_text("import json\nraise RuntimeError('half way')\n")
+    (tmp_path / "leaving_module.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "needy_module.py").write_text("import nobody_has_this\n")
+    yield tmp_path
+    sys.modules.pop("own_models", None)
+    sys.path[:] = [one for one in sys.path if one != str(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["plain", "sized", "anything", "Net", "holder.inner"])
+def test_factory_builds_the_model(folder: Path, name: str) -> None:
+    model = build_model(train_settings(model=f"own_models:{name}", model_path=folder), (3, 8, 8), 7)
+    assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_models:strange", "takes no num_classes but (classes)"),
+        ("own_models:raises", "raised KeyError: 'lost' in own_models.py, line 21"),
+        ("own_models:empty", "has no parameters"),
+        ("own_models:number", "returns int and not an nn.Module"),
+        ("own_models:five", "returns 1x5 for one image, and 7 classes need 1x7"),
+        ("own_models:pair", "returns tuple and not a tensor"),
+        ("own_models:odd", "the model raised KeyError: 'inside'"),
+        ("own_models:text", "cannot be called"),
+        ("own_models:plian", "no plian in own_models. Did you mean plain?"),
+        ("nobody:plain", "no module nobody is installed or in TRAIN_MODEL_PATH="),
+        ("broken_module:x", "its module raised RuntimeError: half way in broken_module.py, line 2"),
+        ("leaving_module:x", "its module raised SystemExit"),
+        ("needy_module:x", "needs nobody_has_this. Install it"),
+    ],
+)
+def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: str) -> None:
+    line = refusal(build_model, train_settings(model=name, model_path=folder), (3, 8, 8), 7)
+    assert line.startswith(f"TRAIN_MODEL={name}: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(("name", "shape"), [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 64, 64))])
+def test_timm_model_takes_the_images(name: str, shape: tuple[int, int, int]) -> None:
+    pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    assert build_model(train_settings(model=f"timm:{name}"), shape, 5)(torch.zeros(2, *shape)).shape == (2, 5)
+
+
+def test_unknown_timm_model_suggests_a_name() -> None:
+    pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    refusal(
+        build_model,
+        train_settings(model="timm:resnet19"),
+        (3, 32, 32),
+        5,
+        match=r"no such model in timm .*Did you mean resnet18",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("own_models:Net", "width=9", 9 * 27 + 9 + 9 * 7 + 7),
+        ("resnet18", "norm_layer=none zero_init_residual=true", 11_180_103),
+        ("timm:vit_tiny_patch16_224", "img_size=8 patch_size=4 depth=1 drop_path_rate=0.1", None),
+    ],
+)
+def test_model_arguments_reach_the_model(folder: Path, name: str, arguments: str, parameters: int | None) -> None:
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    model = build_model(train_settings(model=name, model_path=folder, model_args=arguments), (3, 8, 8), 7)
+    if parameters is not None:
+        assert count_parameters(model) == parameters
+    else:
+        assert len(model.blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("own_models:sized", "image_sise=9", "image_sise is no argument of own_models:sized. Did you mean image_size?"),
+        ("resnet18", "zero_init_residul=1", "is no argument of resnet18. Did you mean zero_init_residual?"),
+        ("resnet18", "num_classes=3", "num_classes is no argument to give, the data have classes"),
+        ("timm:resnet18", "drop_path_rat=0.1", "is no argument of timm:resnet18. Did you mean drop_path_rate?"),
+        ("timm:resnet18", "pretrained=true", "pretrained is no argument to give, TRAIN_WEIGHTS sets it"),
+        ("cnn", "width=3", "cnn takes no arguments"),
+    ],
+)
+def test_model_argument_that_cannot_be_used(folder: Path, name: str, arguments: str, said: str) -> None:
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    assert refusal(
+        build_model,
+        train_settings(model=name, model_path=folder, model_args=arguments),
+        (3, 8, 8),
+        7,
+        match=re.escape(said),
+    ).startswith(f"TRAIN_MODEL_ARGS={arguments}: ")

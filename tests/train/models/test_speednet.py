@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from train.models.cnn import WIDTHS
 from train.models.inspection import count_parameters
 from train.models.registry import build_model
@@ -20,8 +20,13 @@ def test_speednet_accepts_images_from_9x9(name: str, shape: tuple[int, int, int]
 
 
 def test_speednet_small_images_raise() -> None:
-    with pytest.raises(UserError, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
-        build_model(TrainSettings(model="speednet"), (3, 8, 8), 10)
+    refusal(
+        build_model,
+        TrainSettings(model="speednet"),
+        (3, 8, 8),
+        10,
+        match="TRAIN_MODEL=speednet: cannot take 3x8x8 images",
+    )
 
 
 def test_speednet_half_has_a_quarter_of_the_weights() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.machine.detect import Machine
+from tests.conftest import refusal
 from tests.factories import make_machine, make_test_plan
 from train.data.dataset_info import DatasetInfo
 from train.planning.trainer_plan import plan_trainer
@@ -24,7 +24,5 @@ def check_memory_refusal(
     if not problem:
         plan_trainer(base, given, facts, node)
         return
-    with pytest.raises(UserError, match=problem) as error:
-        plan_trainer(base, given, facts, node)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(plan_trainer, base, given, facts, node, match=problem, code=ExitCode.MACHINE)
     plan_trainer(base, given, facts, replace(node, memory_bytes=0))  # unknown

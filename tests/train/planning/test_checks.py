@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from train.data.dataset_info import KNOWN, DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.settings import read_train_settings
@@ -25,9 +25,7 @@ SKIPPING = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets", "TRAIN_ON_
     ],
 )
 def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        check_trainer_settings(read_train_settings(environ, {}), DIGITS)
-    assert error.value.code == 2
+    refusal(check_trainer_settings, read_train_settings(environ, {}), DIGITS, match=said)
 
 
 @pytest.mark.parametrize(
@@ -46,5 +44,9 @@ def test_setting_that_the_run_would_accept_is_accepted(environ: dict[str, str], 
 
 
 def test_cnn_needs_four_pixels() -> None:
-    with pytest.raises(UserError, match="needs images of 4 pixels, and these have 3x8"):
-        check_trainer_settings(read_train_settings({}, {}), DatasetInfo(100, (1, 3, 8)))
+    refusal(
+        check_trainer_settings,
+        read_train_settings({}, {}),
+        DatasetInfo(100, (1, 3, 8)),
+        match="needs images of 4 pixels, and these have 3x8",
+    )

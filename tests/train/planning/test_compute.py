@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.interpreter import Packages
 from entrypoint.plan.model import Plan
+from tests.conftest import refusal
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET as SMALL
 from train.planning.trainer_plan import TrainerFacts, plan_trainer
@@ -70,9 +71,7 @@ def hopper(capability: int = 90, versions: dict[str, str] | None = None) -> Mach
 )
 def test_fp8_is_refused_where_it_cannot_be(node: Machine, more: dict[str, str], code: ExitCode, said: str) -> None:
     given = read_train_settings({"TRAIN_PRECISION": "fp8"} | more, {})
-    with pytest.raises(UserError, match=said) as error:
-        plan_trainer(make_test_plan(node), given, SMALL, node)
-    assert error.value.code == code
+    refusal(plan_trainer, make_test_plan(node), given, SMALL, node, match=said, code=code)
 
 
 def test_fp8_is_planned_on_hopper_with_torchao() -> None:
@@ -156,13 +155,19 @@ def test_ipex_is_used_only_on_request(
 @pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
 def test_requested_unusable_ipex_raises(versions: dict[str, str], said: str) -> None:
     node = replace(make_machine(4), packages=Packages(versions))
-    with pytest.raises(UserError, match=rf"TRAIN_IPEX=on: Intel's extension .*{said}\. Set TRAIN_IPEX=auto") as error:
-        plan_trainer(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        plan_trainer,
+        make_test_plan(make_machine(4)),
+        read_train_settings({"TRAIN_IPEX": "on"}, {}),
+        SMALL,
+        node,
+        match=rf"TRAIN_IPEX=on: Intel's extension .*{said}\. Set TRAIN_IPEX=auto",
+        code=ExitCode.MACHINE,
+    )
 
 
-def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gpus: int = 0) -> Plan:
-    node = replace(make_machine(4, gpus=gpus), packages=Packages(versions or {}))
+def compiled(environ: dict[str, str]) -> Plan:
+    node = make_machine(4)
     plan = make_test_plan(node).with_variables({"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor"})
     return plan_trainer(plan, read_train_settings(environ, {}), SMALL, node)
 
@@ -183,34 +188,34 @@ def test_plan_names_the_compile_backend(environ: dict[str, str], value: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("environ", "gpus", "said"),
+    ("environ", "said", "code"),
     [
-        ({"TRAIN_COMPILE_BACKEND": "eager"}, 0, "TRAIN_COMPILE_BACKEND=eager: nothing is compiled"),
+        ({"TRAIN_COMPILE_BACKEND": "eager"}, "TRAIN_COMPILE_BACKEND=eager: nothing is compiled", ExitCode.USAGE),
         (
             {"TRAIN_COMPILE": "max-autotune", "TRAIN_COMPILE_BACKEND": "eager"},
-            0,
             "TRAIN_COMPILE=max-autotune and TRAIN_COMPILE_BACKEND=eager contradict",
+            ExitCode.USAGE,
         ),
-        ({"TRAIN_PRECISION": "tf32"}, 0, "TRAIN_PRECISION=tf32: only NVIDIA GPUs from Ampere on"),
+        ({"TRAIN_PRECISION": "tf32"}, "TRAIN_PRECISION=tf32: only NVIDIA GPUs from Ampere on", ExitCode.MACHINE),
     ],
 )
-def test_unusable_compute_setting_raises(environ: dict[str, str], gpus: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        compiled(environ, gpus=gpus)
+def test_unusable_compute_setting_raises(environ: dict[str, str], said: str, code: ExitCode) -> None:
+    refusal(compiled, environ, match=said, code=code)
 
 
 def test_unusable_compile_backend_is_refused() -> None:
     node = make_machine(4)
     environ = {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "tvm"}
-    with pytest.raises(UserError, match="TRAIN_COMPILE_BACKEND=tvm: tvm cannot be used") as error:
-        plan_trainer(
-            make_test_plan(node),
-            read_train_settings(environ, {}),
-            SMALL,
-            node,
-            TrainerFacts(compile_problem="cannot be used (…)"),
-        )
-    assert error.value.code == ExitCode.MACHINE
+    refusal(
+        plan_trainer,
+        make_test_plan(node),
+        read_train_settings(environ, {}),
+        SMALL,
+        node,
+        TrainerFacts(compile_problem="cannot be used (…)"),
+        match="TRAIN_COMPILE_BACKEND=tvm: tvm cannot be used",
+        code=ExitCode.MACHINE,
+    )
 
 
 AVX2 = ("avx2",)
@@ -258,19 +263,20 @@ def test_winograd_is_used_with_avx2_and_fp32(
     ],
 )
 def test_winograd_with_what_contradicts_raises(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        plan_winograd(environ | {"TRAIN_WINOGRAD": "on"}, AVX2)
-    assert str(caught.value) == f"TRAIN_WINOGRAD=on: {said}. Set TRAIN_WINOGRAD=auto."
+    assert (
+        refusal(plan_winograd, environ | {"TRAIN_WINOGRAD": "on"}, AVX2)
+        == f"TRAIN_WINOGRAD=on: {said}. Set TRAIN_WINOGRAD=auto."
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "has_kernel", "said"), [(AVX2, False, NO_KERNEL), ((), True, "needs a CPU with AVX2")]
 )
 def test_winograd_that_the_machine_lacks_raises(flags: tuple[str, ...], has_kernel: bool, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        plan_winograd({"TRAIN_WINOGRAD": "on"}, flags, has_kernel=has_kernel)
-    assert str(caught.value) == f"TRAIN_WINOGRAD=on: the algorithm {said}. Set TRAIN_WINOGRAD=auto."
-    assert caught.value.code == ExitCode.MACHINE
+    assert (
+        refusal(plan_winograd, {"TRAIN_WINOGRAD": "on"}, flags, has_kernel=has_kernel, code=ExitCode.MACHINE)
+        == f"TRAIN_WINOGRAD=on: the algorithm {said}. Set TRAIN_WINOGRAD=auto."
+    )
 
 
 def test_winograd_is_for_cpus() -> None:

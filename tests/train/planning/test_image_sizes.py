@@ -11,8 +11,7 @@ import torch
 from msgspec.structs import replace
 from PIL import Image
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, paint
+from tests.conftest import Entrypoint, paint, refusal
 from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes, parse_schedule, scale_shape
@@ -64,16 +63,14 @@ def test_files_are_decoded_to_the_larger_size() -> None:
 )
 def test_sizes_that_contradict_are_refused(env: dict[str, str], said: str) -> None:
     given = read_train_settings({"TRAIN_DATASET": "imagefolder", **env}, {})
-    with pytest.raises(UserError) as caught:
-        check_image_sizes(given, BIG)
-    assert said in str(caught.value)
-    assert str(caught.value).startswith(next(iter(env)))
+    message = refusal(check_image_sizes, given, BIG)
+    assert said in message
+    assert message.startswith(next(iter(env)))
 
 
 @pytest.mark.parametrize("text", ["128", "128:0.5", "128:1.5,224", "128:0.5;224", "0:0.5,224", "a:0.5,224"])
 def test_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"TRAIN_SIZE_SCHEDULE=.*SIDE:FRACTION,SIDE"):
-        read_train_settings({"TRAIN_SIZE_SCHEDULE": text}, {})
+    refusal(read_train_settings, {"TRAIN_SIZE_SCHEDULE": text}, {}, match=r"TRAIN_SIZE_SCHEDULE=.*SIDE:FRACTION,SIDE")
 
 
 def test_resize_equals_torchvision() -> None:
@@ -113,8 +110,7 @@ def test_run_with_sizes_resumes_to_the_same_bits(entrypoint: Entrypoint, larger_
     folder = entrypoint.folder / "runs/whole/checkpoint"
     for path in sorted(folder.glob("step-*"))[1:]:
         shutil.rmtree(path)
-    again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_RESUME": "auto"})
-    assert again.code == 0, again.err
+    again = entrypoint.succeed("train", env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_RESUME": "auto"})
     assert "resuming from" in again.out
     assert entrypoint.summary("whole")["weights_sha256"] == whole["weights_sha256"]
 
@@ -125,20 +121,16 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
     summary = entrypoint.train(env=sized(larger_images, TRAIN_EVAL_SIZE="40", TRAIN_RUN_NAME="a", TRAIN_EXPORT="onnx"))
     found: dict[str, float] = {}
     for side in ("", "--eval-size=32", "--eval-size=48"):
-        result = entrypoint("evaluate", "runs/a", "--evaluation-file=a.json", *filter(None, [side]))
-        assert result.code == 0, result.err
+        entrypoint.succeed("evaluate", "runs/a", "--evaluation-file=a.json", *filter(None, [side]))
         found[side] = json.loads((entrypoint.folder / "a.json").read_text())["loss"]
     assert found[""] == pytest.approx(summary["test_loss"], rel=1e-4)
     assert len({round(one, 6) for one in found.values()}) == 3
-    result = entrypoint("predict", "runs/a", larger_images / "test")
-    assert result.code == 0, result.err
+    entrypoint.succeed("predict", "runs/a", larger_images / "test")
     for words in (("evaluate", "runs/a", "--eval-size=5"), ("plan", "train", "--evaluate=runs/a", "--eval-size=5")):
-        refused = entrypoint(*words)
-        assert refused.code == 2
-        assert "--eval-size=5: speednet-half does not take images of 5x5" in refused.error_lines[-1]
-    refused = entrypoint("evaluate", "runs/a", "--image-size=24")
-    assert refused.code == 2
-    assert "IMAGE_SIZE=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in refused.err
+        assert "--eval-size=5: speednet-half does not take images of 5x5" in entrypoint.error_line(*words)
+    assert "IMAGE_SIZE=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in entrypoint.error_line(
+        "evaluate", "runs/a", "--image-size=24"
+    )
     onnx = pytest.importorskip("onnx")
     (given,) = onnx.load(str(entrypoint.folder / "runs/a/model.onnx")).graph.input
     assert [one.dim_value for one in given.type.tensor_type.shape.dim][2:] == [40, 40]
@@ -150,11 +142,9 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
 def test_model_of_one_size_is_refused_by_the_plan(
     entrypoint: Entrypoint, larger_images: Path, more: dict[str, str]
 ) -> None:
+    ((name, value),) = more.items()
     for words in (("plan", "train"), ("train",)):
-        result = entrypoint(*words, env=sized(larger_images) | {"TRAIN_MODEL": "cnn"} | more)
-        assert result.code == 2
-        (line,) = result.error_lines
-        (name, value), *_ = more.items()
+        line = entrypoint.error_line(*words, env=sized(larger_images) | {"TRAIN_MODEL": "cnn"} | more)
         assert f"error: {name}={value}: cnn does not take images of" in line
 
 
@@ -169,13 +159,11 @@ def test_plan_names_the_sizes(entrypoint: Entrypoint, larger_images: Path) -> No
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("torchvision")
 def test_smallest_micro_batch_is_checked_at_each_size(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
     env = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x64x64", "TRAIN_SYNTHETIC_IMAGES": "40"}
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_BATCH_SIZE": "1", "TRAIN_SIZE_SCHEDULE": "4:0.5,64", "TRAIN_STEPS": "4"}
-    result = entrypoint("train", env=env | more)
-    assert result.code == 2
-    assert "needs 2 images per micro-batch" in result.error_lines[-1]
+    assert "needs 2 images per micro-batch" in entrypoint.error_line("train", env=env | more)
 
 
 def test_sizes_are_explained_once() -> None:

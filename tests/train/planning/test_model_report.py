@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint
+from tests.conftest import Entrypoint, refusal
 from tests.train.given import SMALL
 from train.planning import model_report
 from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, needs_report
@@ -23,8 +22,9 @@ def test_weights_with_a_name_of_other_bytes_are_loaded(entrypoint: Entrypoint) -
     entrypoint.train(env=SMALL | {"TRAIN_RUN_NAME": "first", "TRAIN_STEPS": "1"})
     name = os.fsdecode(b"\xff-weights.safetensors")
     (entrypoint.folder / "runs/first/model.safetensors").rename(entrypoint.folder / name)
-    result = entrypoint("train", env=SMALL | {"TRAIN_WEIGHTS": name, "TRAIN_STEPS": "1", "TRAIN_RUN_NAME": "second"})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed(
+        "train", env=SMALL | {"TRAIN_WEIGHTS": name, "TRAIN_STEPS": "1", "TRAIN_RUN_NAME": "second"}
+    )
     assert "all weights" in result.err or "weights " in result.err
 
 
@@ -84,6 +84,5 @@ def test_answer_that_files_can_change_is_not_kept(
     ],
 )
 def test_what_the_child_refuses_is_one_line(environ: dict[str, str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        ask_about_model(read_train_settings(environ, {}), {}, QUESTION, sys.executable, {}, tmp_path)
+    refusal(ask_about_model, read_train_settings(environ, {}), {}, QUESTION, sys.executable, {}, tmp_path, match=said)
     assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.plan.model import Plan
+from tests.conftest import refusal
 from tests.factories import make_machine, make_test_plan, train_settings
 from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
@@ -89,8 +89,14 @@ def test_restartable_ranks_get_the_run_name(environ: dict[str, str], name: str) 
     ],
 )
 def test_run_that_cannot_resume_raises(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        plan_trainer(make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4))
+    refusal(
+        plan_trainer,
+        make_test_plan(make_machine(4), environ),
+        read_train_settings(environ, {}),
+        SMALL,
+        make_machine(4),
+        match=said,
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,8 +166,7 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
     ],
 )
 def test_untrainable_settings_raise(environ: dict[str, str], ranks: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        planned(environ, SMALL, ranks)
+    refusal(planned, environ, SMALL, ranks, match=said)
 
 
 CROPS = {"TRAIN_TRANSFORMS": "imagenet"}

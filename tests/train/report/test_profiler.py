@@ -17,8 +17,7 @@ def test_run_that_ends_before_its_profile_says_so(entrypoint: Entrypoint) -> Non
     assert entrypoint("train", env=env).code == 0
     env |= {"TRAIN_PROFILE": "5", "TRAIN_RESUME_ALLOW_CHANGED": "1", "LAUNCH_QUIET": "1"}
     for steps, left in (("20", 0), ("27", 7)):
-        result = entrypoint("train", env=env | {"TRAIN_STEPS": steps})
-        assert result.code == 0, result.err
+        result = entrypoint.succeed("train", env=env | {"TRAIN_STEPS": steps})
         assert f"TRAIN_PROFILE=5 wrote no profile: it needs 10 steps, and {left} were left" in result.out + result.err
     assert not (entrypoint.folder / "runs/seen/profile").exists()
 
@@ -27,8 +26,7 @@ def test_run_that_ends_before_its_profile_says_so(entrypoint: Entrypoint) -> Non
 @pytest.mark.launch
 def test_profiled_run_continues_training(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_EPOCHS": "1", "TRAIN_PROFILE": "4", "TRAIN_TENSORBOARD": "0"}
-    result = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "seen"})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("train", env=env | {"TRAIN_RUN_NAME": "seen"})
     folder = entrypoint.folder / "runs/seen/profile"
     operators = (folder / "operators.txt").read_text()
     assert "aten::mkldnn_convolution" in operators or "aten::convolution" in operators

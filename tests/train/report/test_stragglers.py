@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from entrypoint.machine.cpu_load import read_run_delays
 from tests.conftest import Entrypoint, needs_two_cores, script
+from tools.busy_processes import busy_processes
+from train.report import stragglers
 from train.report.page import page_of
-from train.report.stragglers import RankTimes, StepMeter, stragglers_text, summarize
+from train.report.stragglers import CpuWaitMeter, RankTimes, StepMeter, cpu_wait_text, stragglers_text, summarize
 
 # 10 s of training: so much for data, and so much of the main thread's CPU for the steps.
 EVEN, SLOW = StepMeter(10, 1, 0.5, 6.5, 0, 100), StepMeter(10, 1, 0.5, 9.0, 0.2, 100)
@@ -19,38 +25,48 @@ def times(*meters: tuple[str, StepMeter], on_cpu: bool = True) -> list[RankTimes
     return [RankTimes(rank, node, meter, on_cpu) for rank, (node, meter) in enumerate(meters)]
 
 
-def test_slowest_rank_is_the_one_that_waits_least(tmp_path: Path) -> None:
-    found = summarize(times(("a", EVEN), ("a", SLOW), ("a", EVEN)))
+LATE = StepMeter(10, 4, 0.5, 9.0, 0.2, 100)
+# The meters of ranks on nodes, and whether they train on CPUs; then the waits in ms, the slowest rank or node and its
+# cost, and what the terminal and the page say.
+SLOWEST = [
+    pytest.param(
+        (("a", EVEN), ("a", SLOW), ("a", EVEN)), True, [30.0, 3.2, 30.0],
+        {"slowest_rank": 1, "slowest_rank_cost_percent": 26.8, "slowest_node": None},
+        "rank 1 on a is the slowest and costs 27 % of a step", "costs 27 % of a step", id="a rank",
+    ),
+    pytest.param(
+        (("a", EVEN), ("a", EVEN), ("<b>", SLOW), ("<b>", SLOW)), True, [30.0, 30.0, 3.2, 3.2],
+        {"slowest_node": "<b>", "slowest_node_cost_percent": 26.8}, "node <b> is the slowest and costs 27 % of a step",
+        "node &lt;b&gt; is", id="a node",
+    ),
+    pytest.param(
+        (("a", EVEN), ("b", EVEN)), True, [30.0, 30.0],
+        {"slowest_rank_cost_percent": 0.0, "slowest_node_cost_percent": 0.0}, "", "No rank is much slower", id="none",
+    ),
+    pytest.param(
+        (("a", EVEN), ("a", LATE)), False, [None, None], {"slowest_rank": 1, "slowest_rank_cost_percent": 30.0},
+        "rank 1 on a is the slowest and costs 30 % of a step", "costs 30 % of a step", id="on GPUs by loading alone",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("meters", "on_cpu", "waits", "fields", "text", "shown"), SLOWEST)
+def test_slowest_is_the_one_that_waits_least(
+    tmp_path: Path,
+    meters: tuple[tuple[str, StepMeter], ...],
+    on_cpu: bool,
+    waits: list[float | None],
+    fields: dict[str, object],
+    text: str,
+    shown: str,
+) -> None:
+    found = summarize(times(*meters, on_cpu=on_cpu))
     assert found is not None
-    assert [one["exchange_wait_ms"] for one in found["ranks"]] == [30.0, 3.2, 30.0]
-    assert [one["data_ms"] for one in found["ranks"]] == [10.0] * 3
-    assert (found["slowest_rank"], found["slowest_rank_cost_percent"], found["slowest_node"]) == (1, 26.8, None)
-    assert stragglers_text(found) == "rank 1 on a is the slowest and costs 27 % of a step"
-    assert "costs 27 % of a step" in page_of(tmp_path, {"stragglers": found})
-
-
-def test_slowest_node_is_named_with_its_cost(tmp_path: Path) -> None:
-    found = summarize(times(("a", EVEN), ("a", EVEN), ("<b>", SLOW), ("<b>", SLOW)))
-    assert found is not None
-    assert (found["slowest_node"], found["slowest_node_cost_percent"]) == ("<b>", 26.8)
-    assert stragglers_text(found) == "node <b> is the slowest and costs 27 % of a step"
-    assert "node &lt;b&gt; is" in page_of(tmp_path, {"stragglers": found})
-
-
-def test_even_ranks_cost_nothing(tmp_path: Path) -> None:
-    found = summarize(times(("a", EVEN), ("b", EVEN)))
-    assert found is not None
-    assert (found["slowest_rank_cost_percent"], found["slowest_node_cost_percent"]) == (0.0, 0.0)
-    assert stragglers_text(found) == ""
-    assert "No rank is much slower" in page_of(tmp_path, {"stragglers": found})
-
-
-def test_with_gpus_only_loading_is_compared() -> None:
-    late = StepMeter(10, 4, 0.5, 9.0, 0.2, 100)
-    found = summarize(times(("a", EVEN), ("a", late), on_cpu=False))
-    assert found is not None
-    assert [one["exchange_wait_ms"] for one in found["ranks"]] == [None, None]
-    assert (found["slowest_rank"], found["slowest_rank_cost_percent"]) == (1, 30.0)
+    assert [one["exchange_wait_ms"] for one in found["ranks"]] == waits
+    assert [one["data_ms"] for one in found["ranks"]] == [10 * meter.data_s for _, meter in meters]
+    assert fields.items() <= found.items()
+    assert stragglers_text(found) == text
+    assert shown in page_of(tmp_path, {"stragglers": found})
 
 
 @pytest.mark.parametrize("ranks", [[("a", EVEN)], [("a", EVEN), ("a", StepMeter())], []])
@@ -107,3 +123,61 @@ def test_rank_that_computes_longer_is_named(entrypoint: Entrypoint) -> None:
     assert found["slowest_rank_cost_percent"] > 20
     page = (entrypoint.folder / "runs/two/report.html").read_text()
     assert f"rank 1 on {second['node']} is the slowest" in page
+
+
+SECOND = 1_000_000_000
+SHARES = {
+    "nothing counted": ({}, {}, 1.0, 0.0),
+    "the longest counts": ({"1": 0, "2": 0}, {"1": SECOND // 4, "2": SECOND}, 2.0, 0.5),
+    "what was before does not": ({"1": 5 * SECOND}, {"1": 6 * SECOND}, 4.0, 0.25),
+    "a thread that began meanwhile": ({}, {"3": SECOND}, 10.0, 0.1),
+    "one that has ended": ({"1": SECOND}, {}, 1.0, 0.0),
+    "never more than all of it": ({}, {"1": 3 * SECOND}, 1.0, 1.0),
+}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("case", SHARES)
+def test_share_is_of_longest_waiting_thread(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after, seconds, share = SHARES[case]
+    meter = CpuWaitMeter()
+    meter.before, meter.began = before, time.monotonic() - seconds
+    monkeypatch.setattr(stragglers, "read_run_delays", lambda: after)
+    assert meter.share() == pytest.approx(share, rel=0.05)
+
+
+@pytest.mark.launch
+def test_cpu_wait_text_large_share_names_tune() -> None:
+    assert cpu_wait_text(0.19) == ""
+    assert cpu_wait_text(0.376) == (
+        "38 % of the time threads waited for a CPU (other processes or a CPU limit); try `entrypoint tune`"
+    )
+
+
+@pytest.mark.launch
+def test_kernel_without_wait_counters_returns_nothing(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "schedstat").write_text("")
+    assert read_run_delays(tmp_path) == {}
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """Two busy processes on each CPU."""
+    with busy_processes(sorted(os.sched_getaffinity(0)) * 2):
+        yield
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("crowded")
+def test_busy_thread_waits_for_a_cpu_and_a_sleeping_one_does_not() -> None:
+    waiting, until = CpuWaitMeter(), time.monotonic() + 2
+    sleeping = threading.Event()
+    sleeper = threading.Thread(target=sleeping.wait)
+    sleeper.start()
+    while time.monotonic() < until:
+        pass
+    waits = read_run_delays()
+    sleeping.set()
+    assert waiting.share() > 0.2
+    assert waits[str(sleeper.native_id)] < SECOND // 2

@@ -87,8 +87,7 @@ def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint) -> None:
     run.wait_for("epoch 2/100000")
     assert run.process.stdout is not None
     run.process.stdout.close()
-    code, _, err = run.ended()
-    assert code == ExitCode.PREEMPTED
+    _, err = run.ended_with(ExitCode.PREEMPTED)
     assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
     saved = int(err.partition(": step ")[2].split()[0])
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}").exists()

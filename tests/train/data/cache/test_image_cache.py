@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrypoint.core.errors import UserError
-from tests.conftest import paint
+from tests.conftest import paint, refusal
 from train.data.cache.image_cache import ARRAYS, CacheEntry, ImageSource, Skipped, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_folder import list_splits
@@ -117,10 +116,12 @@ def test_cache_removes_files_of_killed_build(image_folder: Path, tmp_path: Path)
 
 def test_cache_unreadable_image_raises(image_folder: Path, tmp_path: Path) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
-    with pytest.raises(
-        UserError, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
-    ):
-        load(image_folder, tmp_path / "cache")
+    refusal(
+        load,
+        image_folder,
+        tmp_path / "cache",
+        match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE",
+    )
 
 
 def test_cache_skips_and_lists_unreadable_images(image_folder: Path, tmp_path: Path) -> None:
@@ -135,8 +136,7 @@ def test_cache_skips_and_lists_unreadable_images(image_folder: Path, tmp_path: P
 def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
     load(image_folder, tmp_path / "cache", policy="skip")
-    with pytest.raises(UserError):
-        load(image_folder, tmp_path / "cache", policy="error")
+    refusal(load, image_folder, tmp_path / "cache", policy="error")
 
 
 def test_cache_folder_of_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +144,12 @@ def test_cache_folder_of_user_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / f".cache/reference-training/images-{os.getuid()}"
     monkeypatch.delenv("HOME")
-    with pytest.raises(UserError, match="TRAIN_CACHE_DIR: HOME is not set"):
-        cache_folder(None)
+    refusal(cache_folder, None, match="TRAIN_CACHE_DIR: HOME is not set")
 
 
 def test_cache_folder_unwritable_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="TRAIN_CACHE_DIR="):
-        cache_folder(tmp_path / "file/below")
+    refusal(cache_folder, tmp_path / "file/below", match="TRAIN_CACHE_DIR=")
 
 
 DAMAGES = int(os.environ.get("CACHE_DAMAGES", "200"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint
+from entrypoint.core.errors import ExitCode
+from tests.conftest import Entrypoint, refusal
 from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
@@ -132,8 +131,11 @@ def test_threads_that_cannot_start_are_one_line(image_folder: Path, monkeypatch:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(UserError, match=r"TRAIN_NUM_WORKERS=3: can't start new thread\. Lower it\."):
-        loader(image_folder, 3).__enter__()
+    refusal(
+        loader(image_folder, 3).__enter__,
+        match=r"TRAIN_NUM_WORKERS=3: can't start new thread\. Lower it\.",
+        code=ExitCode.MACHINE,
+    )
 
 
 def test_one_file_that_waited_makes_no_slow_disk(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +177,5 @@ def test_streaming_rank_forks_no_process(entrypoint: Entrypoint, image_folder: P
     ranks = children(run.process.pid)
     assert len(ranks) == int(TWO_RANKS_WHERE_THEY_FIT.get("LAUNCH_NPROC_PER_NODE", "1"))
     assert not [child for rank in ranks for child in children(rank)]
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ended()[0] == 75
+    run.preempted()
     wait_until(lambda: all(map(has_ended, ranks)))

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import Entrypoint, paint
+from entrypoint.core.errors import ExitCode
+from tests.conftest import Entrypoint, paint, refusal
 from tests.factories import train_settings
 from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset
@@ -140,10 +140,7 @@ def test_odd_entry_is_named_or_left_out(
         }
     )
     if policy == "error":
-        with pytest.raises(UserError, match=f"{split}/class0/0.*; repair or remove it") as error:
-            feed(settings, source)
-        assert error.value.code == ExitCode.USAGE
-        check_line(str(error.value))
+        refusal(feed, settings, source, match=f"{split}/class0/0.*; repair or remove it")
     else:
         counts, skipped = feed(settings, source)
         assert counts == COUNTS
@@ -172,10 +169,7 @@ def test_class_without_readable_image_is_refused(image_folder: Path, classes: st
         }
     )
     cause = rf"{split}/{first}: the class has no images that can be read; {COUNTS[split] // 3} cannot, first /.*000"
-    with pytest.raises(UserError, match=cause) as error:
-        load(settings, (3, 16, 16), source, POOL)
-    assert error.value.code == ExitCode.USAGE
-    check_line(str(error.value))
+    refusal(load, settings, (3, 16, 16), source, POOL, match=cause)
 
 
 @pytest.mark.parametrize("name", [f"x\n{FORGED}", "x\x1b[31m", "x\udcff"])
@@ -187,18 +181,12 @@ def test_class_names_in_errors_are_escaped(tmp_path: Path, name: str) -> None:
     for target, source in (("train", "class2"), ("train", name), ("test", "class2")):
         if target == "train":
             (folder / target / source).rename(folder / target / (name if source == "class2" else "empty"))
-        with pytest.raises(UserError) as error:
-            inspect_dataset(settings)
-        check_line(str(error.value))
+        refusal(inspect_dataset, settings)
     for path in (folder / "train").iterdir():
         shutil.rmtree(path)
-    with pytest.raises(UserError, match="no class folders") as error:
-        inspect_dataset(settings)
-    check_line(str(error.value))
+    refusal(inspect_dataset, settings, match="no class folders")
     (folder / "test").rename(folder / name)
-    with pytest.raises(UserError, match="it needs train/ and test/") as error:
-        inspect_dataset(settings)
-    check_line(str(error.value))
+    refusal(inspect_dataset, settings, match="it needs train/ and test/")
 
 
 # Every kind of entry that differs on the way to the user, with split, policy and source by turns.
@@ -248,8 +236,7 @@ def test_streamed_summary_says_what_it_counted(entrypoint: Entrypoint, image_fol
         ("memory", "images: skipped.txt\n"),
         ("stream", "images among those that this run read: skipped.txt\n"),
     ):
-        result = entrypoint("train", env=imagefolder(image_folder, TRAIN_DATA_SOURCE=source, **given))
-        assert result.code == 0, result.err
+        result = entrypoint.succeed("train", env=imagefolder(image_folder, TRAIN_DATA_SOURCE=source, **given))
         counts[source] = entrypoint.summary()["images_skipped"]
         assert f"left out       {counts[source]} unreadable {among}" in result.out
     assert 0 < counts["stream"] <= counts["memory"]
@@ -262,8 +249,7 @@ def test_classes_of_any_name_train(entrypoint: Entrypoint, tmp_path: Path) -> No
         paint(tmp_path / split)
         for index, name in enumerate(names):
             (tmp_path / split / f"class{index}").rename(tmp_path / split / name)
-    result = entrypoint("train", env=imagefolder(tmp_path, LAUNCH_QUIET="1"))
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("train", env=imagefolder(tmp_path, LAUNCH_QUIET="1"))
     for line in (result.out + result.err).splitlines():
         check_line(line)
     assert entrypoint.summary()["classes"] == names
@@ -288,5 +274,4 @@ def test_folder_of_any_depth_is_read(image_folder: Path) -> None:
 def test_names_that_look_alike_are_told_apart(image_folder: Path) -> None:
     for split, name in (("train", "caf\u00e9"), ("test", "cafe\u0301")):
         (image_folder / split / "class0").rename(image_folder / split / name)
-    with pytest.raises(UserError, match=r"'caf.+xe9' and 'cafe.+u0301' look alike but are two names"):
-        list_splits(image_folder, "error")
+    refusal(list_splits, image_folder, "error", match=r"'caf.+xe9' and 'cafe.+u0301' look alike but are two names")

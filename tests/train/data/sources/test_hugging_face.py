@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, losses
 from tests.train.object_storage import gateway, s3_server
-from train.checkpoint.folder import list_newest_first
 from train.data.decoding.decoder import read_image
 from train.data.sources import hugging_face
 from train.data.sources.image_list import ImageList, UnreadableImage
@@ -119,10 +117,7 @@ def test_columns_that_are_not_clear_are_named(
     from datasets import ClassLabel
 
     rows_of(image_folder / "train", other=(lambda _: 0, ClassLabel(names=["a"]))).save_to_disk(tmp_path / "set")
-    with pytest.raises(UserError) as caught:
-        listed(tmp_path / "set", **more)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert said in refusal(listed, tmp_path / "set", **more)
 
 
 @needs_datasets
@@ -130,10 +125,7 @@ def test_what_the_library_raises_is_one_line(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "set/data").mkdir(parents=True)
     (tmp_path / "set/data/train-0.parquet").write_bytes(b"no parquet")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    with pytest.raises(UserError) as caught:
-        listed(tmp_path / "set")
-    assert str(caught.value).startswith(f"TRAIN_DATASET=hf:{tmp_path}/set: raised ")
-    assert "\n" not in str(caught.value)
+    assert refusal(listed, tmp_path / "set").startswith(f"TRAIN_DATASET=hf:{tmp_path}/set: raised ")
 
 
 @needs_datasets
@@ -185,9 +177,7 @@ def test_validation_split_by_any_name_chooses(saved: Path, image_folder: Path, n
 def test_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, version: str, said: str) -> None:
     monkeypatch.setattr("entrypoint.core.packages.find_spec", lambda _: version or None)
     monkeypatch.setattr(hugging_face, "package_version", lambda _: version)
-    with pytest.raises(UserError, match=said) as caught:
-        listed("nobody")
-    assert caught.value.code == 3
+    refusal(listed, "nobody", match=said, code=3)
 
 
 @needs_datasets
@@ -202,12 +192,10 @@ def test_run_is_resumed_and_evaluated(entrypoint: Entrypoint, saved: Path) -> No
     named = env | {"TRAIN_DATASET": f"hf:{saved}"}
     entrypoint.train("--run-name=two", env=named | TWO_RANKS)
     assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-3)
-    for path in list_newest_first(entrypoint.folder / "runs/one/checkpoint")[:-1]:
-        path.rename(path.with_name(f"kept-{path.name}"))
+    entrypoint.cut("one")
     again = entrypoint.train("--resume", "runs/one", env={"LAUNCH_QUIET": "1"})
     assert again["weights_sha256"] == straight["weights_sha256"]
-    result = entrypoint("evaluate", "runs/two")
-    assert result.code == 0, result.err
+    entrypoint.succeed("evaluate", "runs/two")
 
 
 @pytest.fixture
@@ -242,8 +230,7 @@ def test_bucket_gives_the_images_of_its_files(bucket: str, image_folder: Path, t
     assert len(listed("s3://pets/small")[0]) == 12, "a file that changed is downloaded again"
     assert "hidden-key" not in "".join(file.read_text(errors="replace") for file in tmp_path.rglob("*.json"))
     for address, problem in (("s3://pets/none", "contain any data files"), ("s3://gone/x", "contain any data files")):
-        with pytest.raises(UserError, match=rf"^TRAIN_DATASET=hf:{address}: .*{problem}"):
-            listed(address)
+        refusal(listed, address, match=rf"^TRAIN_DATASET=hf:{address}: .*{problem}")
 
 
 @needs_datasets

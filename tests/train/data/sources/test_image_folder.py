@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from entrypoint.core.errors import UserError
-from tests.conftest import paint
+from tests.conftest import Entrypoint, paint, refusal
 from tests.denied_folders import deny, deny_listing
 from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
 from train.data.decoding.decoder import jpeg_kernel
 from train.data.sources.image_folder import list_splits
-from train.settings import TrainSettings
+from train.data.sources.image_list import ImageList
+from train.setting_groups.folder_kind import kind_of_folder
+from train.settings import TrainSettings, read_train_settings
 
 
 def test_list_splits_returns_files_and_classes(image_folder: Path) -> None:
@@ -74,10 +75,7 @@ def break_folder(image_folder: Path, how: str) -> Path:
     ],
 )
 def test_list_splits_unusable_folder_raises(image_folder: Path, how: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        list_files(imagefolder(break_folder(image_folder, how)))
-    assert error.value.code == 2
-    assert len(str(error.value).splitlines()) == 1
+    refusal(list_files, imagefolder(break_folder(image_folder, how)), match=said)
 
 
 def imagefolder(folder: Path | None, **settings: object) -> TrainSettings:
@@ -191,9 +189,7 @@ def test_unusable_entry_is_refused_by_plan_and_run_or_left_out(
     if name == "folder that cannot be listed" and os.geteuid() == 0:  # root may list it
         deny_listing(monkeypatch, path)
     for look in (list_splits, lambda folder: inspect_dataset(imagefolder(folder))):
-        with pytest.raises(UserError, match=f"{path}: {reason}; repair or remove it") as error:
-            look(image_folder)
-        assert error.value.code == 2
+        refusal(look, image_folder, match=f"{path}: {reason}; repair or remove it")
     train, test = list_splits(image_folder, "skip")
     assert [str(one.path) for one in (*train.unreadable, *test.unreadable)] == [str(path)]
     left = 23 if name == "folder that cannot be listed" else 24
@@ -206,8 +202,7 @@ def test_class_that_links_to_a_folder_above_is_refused(image_folder: Path) -> No
     for split in ("train", "test"):
         (image_folder / split / "zz").symlink_to(".")
     for policy in ("error", "skip"):
-        with pytest.raises(UserError, match="train/zz: a link to a folder above it; remove it"):
-            list_splits(image_folder, policy)
+        refusal(list_splits, image_folder, policy, match="train/zz: a link to a folder above it; remove it")
 
 
 def test_links_to_other_folders_and_files_are_followed(image_folder: Path, tmp_path: Path) -> None:
@@ -225,7 +220,83 @@ def test_folder_without_permission_is_named(image_folder: Path, folder: str, mon
     if folder == ".":
         monkeypatch.setattr("pathlib.Path.is_dir", lambda path: deny(path))
     for look in (list_splits, lambda path: inspect_dataset(imagefolder(path))):
-        with pytest.raises(UserError, match=r"cannot be (read|listed) \(Permission denied\)") as error:
-            look(image_folder)
-        assert str(image_folder / folder) in str(error.value)
-        assert error.value.code == 2
+        assert str(image_folder / folder) in refusal(
+            look, image_folder, match=r"cannot be (read|listed) \(Permission denied\)"
+        )
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder of three classes with twenty images each, and what an archive of macOS leaves."""
+    paint(tmp_path / "photos", classes=3, each=20)
+    (tmp_path / "photos/__MACOSX/class0").mkdir(parents=True)
+    (tmp_path / "photos/__MACOSX/class0/x.jpg").touch()
+    for name in (".DS_Store", "class0/._0.jpg"):
+        (tmp_path / "photos" / name).touch()
+    return tmp_path / "photos"
+
+
+def names(listing: ImageList) -> list[str]:
+    return [listing.files.relative(row) for row in range(len(listing))]
+
+
+def test_folder_of_classes_is_split(photos: Path) -> None:
+    train, test = list_splits(photos)
+    assert (len(train), len(test), test.val_start, test.is_cut) == (48, 12, 6, True)
+    assert sorted(names(train) + names(test)) == sorted(set(names(train) + names(test)))
+    assert [train.labels.count(label) for label in range(3)] == [16] * 3
+    assert train.classes == ("class0", "class1", "class2")
+    again = list_splits(photos)
+    assert (names(again[0]), names(again[1])) == (names(train), names(test))
+    whole = list_splits(photos, cuts_val=False)
+    assert (len(whole[0]), len(whole[1]), whole[1].val_start) == (54, 6, None)
+
+
+def test_train_alone_is_split_too(photos: Path) -> None:
+    (photos.parent / "data").mkdir()
+    photos.rename(photos.parent / "data/train")
+    assert [len(one) for one in list_splits(photos.parent / "data")] == [48, 12]
+
+
+def test_class_with_too_few_images_is_named(photos: Path) -> None:
+    for file in sorted((photos / "class1").glob("[0-9]*"))[2:]:
+        file.unlink()
+    refusal(list_splits, photos, match="class1: has 2 images, and without test/ a folder is split in three")
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (("cat/a.jpg", "dog/b.PNG"), "imagefolder"),
+        (("train/cat/a.jpg", "test/cat/b.jpg"), "imagefolder"),
+        (("train.csv", "cat/a.jpg"), "csv"),
+        (("train/0.tar", "test/0.tar"), "shards"),
+        (("FashionMNIST/raw/train-images-idx3-ubyte",), ""),
+        (("data/train-0.parquet",), "hf"),
+        (("dataset_dict.json", "train/data.arrow"), "hf"),
+        (("notes.txt",), ""),
+        ((), ""),
+    ],
+)
+def test_kind_is_by_what_is_there(tmp_path: Path, files: tuple[str, ...], kind: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert kind_of_folder(tmp_path) == kind
+    given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
+    assert given.values.dataset == (kind or "imagefolder"), "its error says what a folder needs"
+    assert read_train_settings({"TRAIN_DATA_DIR": ""}, {}).values == train_settings()
+    named = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path), "TRAIN_DATASET": "cifar10"}, {})
+    assert named.values.dataset == "cifar10"
+
+
+@pytest.mark.launch
+def test_photos_are_trained_on_and_evaluated_by_one_word(entrypoint: Entrypoint, photos: Path) -> None:
+    summary = entrypoint.train(photos, env={"TRAIN_EPOCHS": "2", "TRAIN_BATCH_SIZE": "8", "TRAIN_RUN_NAME": "one"})
+    assert (summary["dataset"], summary["test_images"], summary["val_images"]) == ("imagefolder", 6, 6)
+    plan = entrypoint.plan("train", photos, env={"TRAIN_BATCH_SIZE": "8"})
+    assert "a tenth of each class is tested" in next(
+        one["reason"] for one in plan["decisions"] if one["key"] == "dataset"
+    )
+    result = entrypoint("evaluate", "runs/one")
+    assert (result.code, "of 6 images" in result.out) == (0, True), result.out + result.err

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from entrypoint.core.atomic_files import checksum_trailer
-from entrypoint.core.errors import UserError
+from tests.conftest import refusal
 from tests.train.data.shard_files import samples, write_tar
 from train.data.sources import image_folder
 from train.data.sources import shards as shards_module
@@ -149,8 +149,7 @@ def test_without_a_cache_headers_are_read_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert load(shards, None) == load(shards, None)
     assert len(read) == 4
-    with pytest.raises(UserError, match="TRAIN_CACHE_DIR="):
-        load(shards, blocked)
+    refusal(load, shards, blocked, match="TRAIN_CACHE_DIR=")
 
 
 def load_alone(arguments: tuple[list[Path], Path]) -> int:

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, imagefolder, losses
-from train.checkpoint.folder import list_newest_first
 from train.data.cache.fingerprint import digest_of_file, fingerprint_of_files
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import read_image
@@ -193,11 +191,9 @@ def test_what_an_item_raises_is_one_line_with_its_index(own: Path) -> None:
 )
 def test_data_set_that_cannot_be_used_is_one_line(own: Path, name: str, said: str) -> None:
     for look in (list_own_splits, inspect_dataset):
-        with pytest.raises(UserError) as caught:
-            look(settings_of(own, name))
-        assert str(caught.value).startswith(f"TRAIN_DATASET=own_data:{name}: ")
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
+        message = refusal(look, settings_of(own, name))
+        assert message.startswith(f"TRAIN_DATASET=own_data:{name}: ")
+        assert said in message
 
 
 @pytest.mark.launch
@@ -212,8 +208,7 @@ def test_own_data_train_as_a_folder_does(entrypoint: Entrypoint, own: Path, imag
     entrypoint.train("--run-name=two", env=env | TWO_RANKS)
     assert losses(entrypoint, "one") == losses(entrypoint, "folder")
     assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-3)
-    for path in list_newest_first(entrypoint.folder / "runs/one/checkpoint")[:-1]:
-        path.rename(path.with_name(f"kept-{path.name}"))
+    entrypoint.cut("one")
     again = entrypoint.train("--run-name=one", "--resume=auto", env=env)
     assert again["weights_sha256"] == one["weights_sha256"]
 
@@ -223,7 +218,7 @@ def test_file_of_a_run_cannot_choose_the_code_of_data(entrypoint: Entrypoint, ow
     env = {"TRAIN_MODEL_PATH": str(own), "OWN_IMAGES": str(image_folder), "LAUNCH_QUIET": "1", "TRAIN_BATCH_SIZE": "8"}
     entrypoint.train("--run-name=run", "--epochs=1", "--dataset=own_data:folder", env=env)
     for words in (["evaluate", "runs/run"], ["train", "--resume", "runs/run"]):
-        refused = entrypoint(*words, env=env)
-        assert refused.code == 2
-        assert "its data set is the code own_data:folder, which a file may not choose" in refused.err
+        assert "its data set is the code own_data:folder, which a file may not choose" in entrypoint.error_line(
+            *words, env=env
+        )
     assert entrypoint("evaluate", "runs/run", "--dataset=own_data:folder", env=env).code == 0

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import train_settings
-from tests.train.data.shard_files import list_both, pack, samples, settings_for, write_tar
+from tests.train.data.shard_files import image_bytes, list_both, pack, samples, settings_for, write_tar
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder
-from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
 from train.data.datasets import load
 from train.data.feeds.loader import BatchRequest, ImageDataset
 from train.data.sources.image_folder import list_splits
@@ -66,8 +68,7 @@ def test_unreadable_image_is_named_or_left_out(packed: Path, source: str, policy
         ]  # fmt: skip
         assert labels[24:].tolist() == [-1, -1]
     elif policy == "error":
-        with pytest.raises(UserError, match=r"train/x\.tar:x0\.jpg: not an image \(and 1 more\)"):
-            load(settings, SHAPE, source, POOL)
+        refusal(load, settings, SHAPE, source, POOL, match=r"train/x\.tar:x0\.jpg: not an image \(and 1 more\)")
     else:
         data = load(settings, SHAPE, source, POOL)
         assert (len(data.train), len(data.skipped)) == (24, 2)
@@ -78,10 +79,14 @@ def test_class_without_readable_image_is_named(packed: Path) -> None:
         write_tar(packed / split / "x.tar", [("x.jpg", b"no image"), ("x.cls", b"3")])
     (packed / "classes.txt").write_text("a\nb\nc\nd\n")
     for source in ("memory", "stream"):
-        with pytest.raises(
-            UserError, match=r"packed: class d has no images that can be read; 1 cannot, first .*x\.jpg"
-        ):
-            load(settings_for(packed, on_unreadable_image="skip"), SHAPE, source, POOL)
+        refusal(
+            load,
+            settings_for(packed, on_unreadable_image="skip"),
+            SHAPE,
+            source,
+            POOL,
+            match=r"packed: class d has no images that can be read; 1 cannot, first .*x\.jpg",
+        )
 
 
 def flatten(folder: Path) -> None:
@@ -98,8 +103,7 @@ def test_shards_may_be_at_the_top(packed: Path) -> None:
     (packed / "README.txt").write_text("x")
     assert [listing.labels for listing in list_both(packed)] == before
     (packed / "more-0.tar").write_bytes(b"")
-    with pytest.raises(UserError, match=r"more-0\.tar is of no split\. Name it train-\*\.tar"):
-        list_both(packed)
+    refusal(list_both, packed, match=r"more-0\.tar is of no split\. Name it train-\*\.tar")
 
 
 @pytest.mark.parametrize(
@@ -121,8 +125,7 @@ def test_shards_to_evaluate_need_no_train(tmp_path: Path, names: tuple[str, ...]
 
 
 def test_folder_without_shards_cannot_be_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is empty; it needs \*\.tar to evaluate"):
-        list_shard_splits(tmp_path, None, only_test=True)
+    refusal(list_shard_splits, tmp_path, None, only_test=True, match=r"is empty; it needs \*\.tar to evaluate")
 
 
 def test_val_chooses_or_is_tested(packed: Path) -> None:
@@ -169,6 +172,97 @@ def test_shards_train_and_resume_within_an_epoch(entrypoint: Entrypoint, packed:
     assert resumed["weights_sha256"] == entrypoint.summary("shards")["weights_sha256"]
     assert resumed["steps"] == 8
     assert [line["step"] for line in epochs_of(entrypoint, "cut")] == [3, 4, 6, 8]
-    result = entrypoint("evaluate", "runs/shards", env={"LAUNCH_QUIET": "1"})
-    assert result.code == 0, result.err
+    result = entrypoint.succeed("evaluate", "runs/shards", env={"LAUNCH_QUIET": "1"})
     assert f"accuracy  {whole['test_accuracy']:.2f} %" in result.out
+
+
+def empty_train(folder: Path) -> None:
+    for path in (folder / "train").iterdir():
+        path.unlink()
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def compress(folder: Path) -> None:
+    path = folder / "train/train-000000.tar"
+    path.with_name("train-000000.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def new_class_in_test(folder: Path) -> None:
+    (folder / "classes.txt").unlink()
+    write_tar(folder / "test/x.tar", samples([7]))
+
+
+# What is done to a folder of shards, and what is said of it. Faults within a shard are those of test_tar_headers.py.
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no train": (
+        lambda folder: shutil.rmtree(folder / "train"),
+        "packed: holds classes.txt, test; it needs train/*.tar and test/*.tar (or val/)",
+    ),
+    "empty": (empty, "packed: is empty; it needs train/*.tar"),
+    "empty train": (empty_train, "packed: holds classes.txt, test, train; it needs train/*.tar"),
+    "cut": (
+        lambda folder: os.truncate(folder / "train/train-000001.tar", 700),
+        "packed/train/train-000001.tar is cut short: 000010.jpg lacks ",
+    ),
+    "compressed": (
+        compress,
+        "packed/train/train-000000.tar.gz is compressed by gzip, so no image can be read by itself. Decompress it",
+    ),
+    "link to nothing": (
+        lambda folder: (folder / "train/x.tar").symlink_to("nowhere"),
+        "packed/train/x.tar is no shard, but a link to a file that is not there",
+    ),
+    "folder": (
+        lambda folder: (folder / "train/x.tar").mkdir(),
+        "packed/train/x.tar is no shard, but not a regular file",
+    ),
+    "in two places": (
+        lambda folder: shutil.copy(folder / "train/train-000000.tar", folder / "train-9.tar"),
+        "packed: has shards in train/, and train-9.tar next to it",
+    ),
+    "few classes": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\n"),
+        "has label 2, and classes.txt names 2 classes from 0 on",
+    ),
+    "many classes": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\nc\nd\n"),
+        "packed: classes differ, only in classes.txt: d",
+    ),
+    "a class twice": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\na\n"),
+        "classes.txt, line 3: a is there twice",
+    ),
+    "class without a name": (
+        lambda folder: (folder / "classes.txt").write_text("a\n\nb\n"),
+        "classes.txt, line 2: is no name",
+    ),
+    "new class in test": (new_class_in_test, "packed: classes differ, only in test/: 7"),
+    "odd names": (
+        lambda folder: write_tar(folder / "train/\x1b[31m\n.tar", [("\x1b[31m.jpg", image_bytes())]),
+        r"packed/train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_one_line(packed: Path, name: str) -> None:
+    fault, said = FAULTS[name]
+    fault(packed)
+    for look in (list_both, lambda folder: inspect_dataset(settings_for(folder))):
+        message = refusal(look, packed)
+        assert said in message
+        assert message.startswith(("TRAIN_DATA_DIR", str(packed)))
+
+
+def test_folder_must_be_named_and_there(tmp_path: Path) -> None:
+    for folder, said in (
+        (None, "needs TRAIN_DATA_DIR"),
+        (tmp_path / "x", "no such folder"),
+        (Path(__file__), "a file"),
+    ):
+        refusal(list_files, settings_for(folder), match=said)
