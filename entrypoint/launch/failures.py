@@ -91,26 +91,24 @@ def explain_hang(
     Both are empty where they are not known. `failures` are those of the ranks that waited, `running` maps the ranks
     that still run to their processes, and `ended` are those that ended without an error.
     """
-    from entrypoint.hang import missing_ranks, stacks  # late: a start needs none of them
+    from entrypoint.hang import stacks  # late: a start needs none of them
     from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
     waited = next((failure for failure in failures if failure.timed_out), failures[0])
     lost = waited.lost_collective
     # Without a timeout another rank closed the connection, and ends as well.
-    missing = (
-        missing_ranks.find_missing(running, lost.get("place", ""), MONITOR) if waited.timed_out or not lost else {}
-    )
+    missing = stacks.find_missing(running, lost.get("place", ""), MONITOR) if waited.timed_out or not lost else {}
     texts = tuple(
         stacks.stacks_text(f"rank {rank}  {absent.text}", absent.stacks)
         for rank, absent in missing.items()
         if absent.stacks
     )
     if not missing and (waited.timed_out or not running):
-        missing = dict.fromkeys(sorted(ended), missing_ranks.Whereabouts("its program has ended"))
+        missing = dict.fromkeys(sorted(ended), stacks.Whereabouts("its program has ended"))
     if not missing or not lost:
         return "", texts
     until = "until its time limit" if waited.timed_out else "in vain"
-    return missing_ranks.missing_line(missing, lost, waited.rank, until), texts
+    return stacks.missing_line(missing, lost, waited.rank, until), texts
 
 
 def report_stop(folder: Path, number: Signals, since: float = 0.0) -> int:

@@ -229,8 +229,10 @@ def terminate(child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s
 
 def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
     """Print where this rank is, if it is the one that was missing from a collective; print its stacks too."""
-    from entrypoint.hang.missing_ranks import locate  # late: a start does not need it
-    from entrypoint.hang.stacks import stacks_text
+    from entrypoint.hang.stacks import (
+        locate,  # late: a start does not need it
+        stacks_text,
+    )
 
     located = locate(child)
     if located.collective or located.is_exiting or has_exited(child):

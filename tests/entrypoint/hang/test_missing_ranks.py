@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from entrypoint.hang.missing_ranks import Whereabouts
+from entrypoint.hang.stacks import Whereabouts
 from entrypoint.launch.failures import Failure, explain_hang
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
@@ -164,8 +164,8 @@ AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", is_exiting=
     ],
 )
 def test_innocent_ranks_are_not_named(monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts], missing: str) -> None:
-    monkeypatch.setattr("entrypoint.hang.missing_ranks.locate", lambda process: places[process - 101])
-    monkeypatch.setattr("entrypoint.hang.missing_ranks.state_of", lambda _: "S")
+    monkeypatch.setattr("entrypoint.hang.stacks.locate", lambda process: places[process - 101])
+    monkeypatch.setattr("entrypoint.hang.stacks.state_of", lambda _: "S")
     line, _ = explain_hang([WAITED], {1: 101, 2: 102}, [])
     assert line.partition(" missing from")[0] == missing
 
