@@ -16,7 +16,7 @@ from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, losses
 from tests.train.object_storage import gateway, s3_server
 from train.data.decoding.decoder import read_image
-from train.data.sources import hugging_face
+from train.data.sources import own_dataset
 from train.data.sources.image_list import ImageList, UnreadableImage
 from train.data.sources.own_dataset import list_own_splits
 
@@ -176,7 +176,7 @@ def test_validation_split_by_any_name_chooses(saved: Path, image_folder: Path, n
 )
 def test_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, version: str, said: str) -> None:
     monkeypatch.setattr("entrypoint.core.packages.find_spec", lambda _: version or None)
-    monkeypatch.setattr(hugging_face, "package_version", lambda _: version)
+    monkeypatch.setattr(own_dataset, "package_version", lambda _: version)
     refusal(listed, "nobody", match=said, code=3)
 
 
