@@ -142,7 +142,8 @@ def evaluate(
     kind = EvalCounts if method.loss.targets is None else TargetScores
     counts = kind(method, group.device)
     model.eval()
-    with torch.inference_mode():
+    # A sharded model may gather its weights for the first time here, into tensors that training needs too.
+    with torch.no_grad() if spread else torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:
             if group.all_reduce_max_async(int(stop()))() if spread else stop():
                 counts.totals[0] = 1
