@@ -219,14 +219,20 @@ class RunStore:
         text = read_regular(path / CHECKSUM_FILE)
         if self.sent.get(name) == text:
             return
-        there = set(self.text(f"{name}/{CHECKSUM_FILE}").splitlines())
-        if there and there != set(text.splitlines()):
-            self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
-        for file, digest in read_checksums(path).items():
+        there = {line.partition("  ")[2]: line for line in self.text(f"{name}/{CHECKSUM_FILE}").splitlines()}
+        new = [
+            (file in there, file)
+            for file, digest in read_checksums(path).items()
+            if there.get(file) != f"{digest}  {file}"
+        ]
+        for replaces, file in sorted(new):
             if not exists(path / file):
                 self.files.info(f"{self.root}/{name}/{file}")  # another rank has uploaded it; raises if not
-            elif f"{digest}  {file}" not in there:
-                self.mine.put_file(str(path / file), f"{self.root}/{name}/{file}")
+                continue
+            if replaces and there:  # as late as possible: from here on there is no whole checkpoint of this name
+                there.clear()
+                self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
+            self.mine.put_file(str(path / file), f"{self.root}/{name}/{file}")
         self.mine.pipe_file(f"{self.root}/{name}/{CHECKSUM_FILE}", text.encode())
         self.sent[name] = text
 
@@ -241,15 +247,6 @@ class RunStore:
             if self.sent.get(name) != state:
                 self.mine.pipe_file(f"{self.root}/{name}", path.read_bytes())
                 self.sent[name] = state
-
-    def begin(self, checkpoint: Path) -> None:
-        """Make room for a checkpoint of which other ranks upload parts; raises `UserError`."""
-        name = checkpoint.relative_to(self.copy).as_posix()
-        with self.errors("written"):
-            self.in_parts = checkpoint.name
-            self.sent.pop(name, None)
-            if self.text(f"{name}/{CHECKSUM_FILE}"):
-                self.mine.rm_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
 
     def push_part(self, file: Path, checkpoint: Path) -> None:
         """Upload a file of a checkpoint that is whole only with the parts of other ranks, and remove it here.
@@ -266,13 +263,20 @@ class RunStore:
         with self.errors("read"), suppress(FileNotFoundError, ValueError):  # what is missing is found when it is read
             if not checkpoints.is_checkpoint(checkpoint):
                 content = self.files.cat_file(f"{self.root}/{name}/{CHECKSUM_FILE}")
-                checkpoint.mkdir(parents=True)
+                checkpoint.mkdir(parents=True, exist_ok=True)
                 (checkpoint / CHECKSUM_FILE).write_bytes(content)
             missing = [file for file in read_checksums(checkpoint) if not exists(checkpoint / file)]
             if missing:
-                self.files.get(
-                    [f"{self.root}/{name}/{file}" for file in missing], [str(checkpoint / file) for file in missing]
-                )
+                halves = [checkpoint / f".{file}" for file in missing]
+                self.files.get([f"{self.root}/{name}/{file}" for file in missing], list(map(str, halves)))
+                for half, file in zip(halves, missing, strict=True):
+                    half.rename(checkpoint / file)
+
+    def publish(self, checkpoint: Path) -> None:
+        """Have a checkpoint whole here and in storage, from which other nodes take it; raises `UserError`."""
+        self.complete(checkpoint)
+        with self.errors("written"):
+            self.push_checkpoint(checkpoint, checkpoint.relative_to(self.copy).as_posix())
 
     def remove_others(self, folder: Path, kept: Iterable[str]) -> None:
         """Remove the checkpoints that a run no longer has here, each with its checksums first.

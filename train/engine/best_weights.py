@@ -8,7 +8,6 @@ from train.checkpoint.metadata import EMA, MODEL
 from train.checkpoint.resume import ResumePoint, load
 from train.engine.builder import load_module
 from train.engine.run_setup import TrainingRun
-from train.engine.save_policy import finish_upload
 
 
 def use_best_weights(run: TrainingRun) -> int | None:
@@ -24,11 +23,8 @@ def use_best_weights(run: TrainingRun) -> int | None:
     name = run.group.run_on_main(lambda: best_name(run), str)
     if not name:
         return None
-    path, state = run.folder / FOLDER / name, run.trainer.state
+    path, state = run.copies.fetch(run.folder / FOLDER / name), run.trainer.state
     try:
-        if run.copies.store:
-            finish_upload(run)
-        run.copies.fetch(path)
         best = run.group.run_on_main(lambda: load(path, run.settings.to_json(), changed=True), ResumePoint)
     except UserError as error:
         run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error}")
@@ -41,6 +37,7 @@ def use_best_weights(run: TrainingRun) -> int | None:
         load_module(state.model, MODEL, best)
         if state.ema_model:
             load_module(state.ema_model, EMA, best)
+    run.has_best_weights = True
     return best.metadata.epoch
 
 

@@ -75,6 +75,7 @@ class TrainingRun:
     dataset: DataSet
     save_group: dist.ProcessGroup | None = None
     profiler: Profiler | None = None
+    has_best_weights: bool = False
     mistakes: MistakeCollector | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
     heap: HeapTrimmer = field(default_factory=HeapTrimmer)

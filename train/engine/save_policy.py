@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,7 +115,12 @@ def check_run_lock(run: TrainingRun) -> None:
 
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
-    """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded."""
+    """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded.
+
+    At the end, when the best weights are in place of the last ones, those are saved already.
+    """
+    if run.has_best_weights:
+        return
     metadata = metadata_of(run, epoch)
     if run.settings.parallelism != "ddp":
         run.group.run_on_main(lambda: check_run_lock(run))
@@ -158,7 +164,8 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
             f"{path.parent}: not visible on every node, but every rank writes its shard there."
             " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
         )
-    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
+    # Another name for each save: in storage it replaces no part of a checkpoint that is whole.
+    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}-{os.urandom(4).hex()}.safetensors"
     shards = {
         name: shard
         for name, shard in sharded.shards_of(sharded.sharded_tensors(state)[0], ranks).items()

@@ -87,7 +87,7 @@ class StoredRunLock(RunLock):
             return None
         error = self.error if is_over else f"{self.store.url}: the time was too short."
         if error:
-            raise UserError(f"{error} The run is whole in {folder} alone.", ExitCode.MACHINE)
+            raise UserError(f"{error} What is missing there is in {folder} alone.", ExitCode.MACHINE)
         return f"{self.store.url}/{folder.name}"
 
 
@@ -139,14 +139,22 @@ class NodeCopies:
         store.owned, wanted = group.run_on_main(lambda: (store.owned, text), tuple[str, str])
         if all(group.gather(text == wanted, bool)):
             return NodeCopies(group, folder)
-        return NodeCopies(group, owner.parent, store, text == wanted)
+        copies = NodeCopies(group, owner.parent, store, text == wanted)
+        group.run_on_nodes(copies.keep_other_copy)
+        return copies
+
+    def keep_other_copy(self) -> None:
+        """Keep the copy of a run that this node owned before, as only this node may have its last checkpoints."""
+        if self.store and not self.has_main and exists(self.folder / OWNER):
+            with disk_errors_as_user_errors(self.folder):
+                self.store.move_aside(self.folder)
 
     def begin(self, checkpoint: Path) -> None:
         """Make the temporary folder of a checkpoint on each node."""
 
         def make() -> None:
-            if self.store and self.group.is_main:
-                self.store.begin(checkpoint)
+            if self.store:
+                self.store.in_parts = checkpoint.name
             if self.group.is_main or not self.has_main:
                 with disk_errors_as_user_errors(checkpoint.parent):
                     if not self.has_main:  # of checkpoints before
@@ -162,13 +170,15 @@ class NodeCopies:
 
     def fetch(self, checkpoint: Path) -> Path:
         """Return where a checkpoint of rank 0 is on this node, after what it lacks there was copied."""
+        if not (store := self.store):
+            return checkpoint
         here = self.folder / checkpoint.parent.name / checkpoint.name
 
         def copy() -> None:
             if not self.has_main:
                 remove_tree(here.parent)
-            if self.store and (self.group.is_main or not self.has_main):
-                self.store.complete(here)
+                store.complete(here)
 
+        self.group.run_on_main(lambda: store.publish(here))
         self.group.run_on_nodes(copy)
-        return here if self.store else checkpoint
+        return here

@@ -275,9 +275,8 @@ def test_checkpoint_that_is_removed_during_a_download(machine: Callable[[str], R
 def save_in_parts(first: RunStore, second: RunStore, step: int) -> Path:
     """Save a checkpoint of whose files the first machine lacks one, which the second uploads; return its path."""
     path = first.copy / f"a/checkpoint/step-{step:09d}"
-    first.begin(path)
+    first.in_parts, second.owned = path.name, first.owned
     save(path.parent, step)
-    second.owned = first.owned
     there = second.copy / path.relative_to(first.copy)
     there.mkdir(parents=True, exist_ok=True)
     part = path.rename(path.with_name("taken")) / "model.safetensors"
@@ -286,6 +285,11 @@ def save_in_parts(first: RunStore, second: RunStore, step: int) -> Path:
     second.push_part(there / part.name, there)
     assert not list(there.iterdir())
     return path
+
+
+def is_whole(path: Path) -> bool:
+    CheckpointReader(path).verify_files()
+    return True
 
 
 def test_checkpoint_in_parts_is_whole_once_all_are_there(machine: Callable[[str], RunStore]) -> None:
@@ -300,11 +304,57 @@ def test_checkpoint_in_parts_is_whole_once_all_are_there(machine: Callable[[str]
     first.push(folder)
     again = machine("first")
     started(again)
+    assert is_whole(path)
     third.complete(third.copy / path.relative_to(first.copy))
-    for copy in (again.copy, third.copy):
-        CheckpointReader(copy / path.relative_to(first.copy)).verify_files()
-    again.begin(path)
-    assert steps(started(machine("late"))) == ["10"], "it is being replaced"
+    assert is_whole(third.copy / path.relative_to(first.copy))
+
+
+def test_checkpoint_that_this_machine_alone_knows_is_published(machine: Callable[[str], RunStore]) -> None:
+    """All were killed after rank 0 had the parts of the others, and before it uploaded its own."""
+    first, second = machine("first"), machine("second")
+    folder = started(first, 10)
+    first.push(folder)
+    path = save_in_parts(first, second, 20)
+    again = machine("first")
+    assert steps(started(again)) == ["20", "10"]
+    again.publish(path)
+    second.complete(second.copy / path.relative_to(first.copy))
+    assert is_whole(second.copy / path.relative_to(first.copy))
+    assert steps(started(machine("third"))) == ["20", "10"]
+
+
+def test_part_whose_download_did_not_end_is_not_taken(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    path = save_in_parts(first, second, 20) if started(first, 10) else Path()
+    first.push(first.copy / "a")
+    again = machine("first")
+    get = again.files.get
+
+    def get_half(there: list[str], here: list[str]) -> None:
+        get(there, here)
+        for file in map(Path, here):
+            file.write_bytes(file.read_bytes()[:-9])
+        raise Killed
+
+    again.files.get = get_half
+    with pytest.raises(Killed):
+        again.complete(path)
+    again.files.get = get
+    again.complete(path)
+    assert is_whole(path)
+
+
+def test_parts_of_a_second_save_leave_the_first_one_whole(machine: Callable[[str], RunStore]) -> None:
+    first, second = machine("first"), machine("second")
+    started(first, 10)
+    first.push(first.copy / "a")
+    saved = first.copy / "a/checkpoint/step-000000010"
+    (second.copy / "a/checkpoint").mkdir(parents=True)
+    part = second.copy / "a/checkpoint/rank-00001-of-00002-5eed.safetensors"
+    part.write_text("of another save of this step")
+    second.owned = first.owned
+    second.push_part(part, second.copy / saved.relative_to(first.copy))
+    assert is_whole(started(machine("third")) / "checkpoint/step-000000010")
 
 
 def test_checkpoint_without_a_part_is_no_checkpoint(machine: Callable[[str], RunStore]) -> None:

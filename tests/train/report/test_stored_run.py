@@ -112,8 +112,8 @@ def test_storage_that_goes_away_costs_no_run(entrypoint: Entrypoint, bucket: dic
             continue
     code, _, err = run.ended()
     assert (code, err.count("Training goes on.")) == (ExitCode.MACHINE, 1), err
-    (line,) = [line for line in err.splitlines() if "The run is whole in" in line]
-    assert Path(line.rpartition("whole in ")[2].split(" alone")[0], "model.safetensors").exists()
+    (line,) = [line for line in err.splitlines() if "What is missing there is in" in line]
+    assert Path(line.rpartition("there is in ")[2].split(" alone")[0], "model.safetensors").exists()
 
 
 def test_upload_that_outlasts_the_grace_period_is_said(entrypoint: Entrypoint) -> None:
