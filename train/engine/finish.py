@@ -226,11 +226,11 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
 
 
 def peak_share(run: TrainingRun, model: nn.Module, step_seconds: float) -> dict[str, float]:
-    """Return which share of what a rank's hardware reaches in a product of matrices a step reaches, if it is known."""
-    if not step_seconds:
-        return {}
+    """Return which share of what a rank's hardware reaches a step reaches, where all steps have images of one size."""
     with original_convolutions(model):
         flops = count_training_flops(model, run.model_builder.shape)
+    if not flops or not step_seconds or run.settings.size_schedule:
+        return {}
     reached = flops * run.settings.batch_size / run.group.world_size / step_seconds
     return {"peak_share": round(reached / peak_flops(run.trainer.precision, run.group.device), 4)}
 

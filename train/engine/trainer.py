@@ -199,7 +199,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
-    run.mistakes = MistakeCollector(run.source.normalize, every=max(1, len(run.dataset.test) // PROJECTED))
+    run.mistakes = MistakeCollector(run.source.normalize, every=-(-len(run.dataset.test) // PROJECTED))
     chooses = run.settings.threshold == "auto" and run.source.has_val and not test
     batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
     score = evaluate(

@@ -132,7 +132,7 @@ def pixel_steps(settings: TrainSettings, decoded: ImageShape, shape: ImageShape)
     """Return how a file becomes an image of this `shape`, as `predict` does it; `decoded` is the shape of decoding."""
     channels, height, width = decoded
     steps = [
-        f"decode as {'gray' if channels == 1 else 'RGB'}, upright by EXIF",
+        f"decode as {'gray' if channels == 1 else 'RGB'} of 8 bits, transparent parts on white, upright by EXIF",
         f"cut the largest box with the sides {width}:{height} out of the middle",
         f"resize to width {width} and height {height}, bilinear with antialiasing",
     ]

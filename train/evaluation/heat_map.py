@@ -15,7 +15,7 @@ from train.models.inspection import head_names
 from train.transforms.normalize import Normalize
 
 # Images whose features a report shows, and how many of them are computed at once. Other ranks wait meanwhile.
-PROJECTED, PROJECTED_AT_ONCE, LIMIT_S = 256, 16, 5.0
+PROJECTED, PROJECTED_AT_ONCE, LIMIT_S, MAX_VALUES = 256, 16, 5.0, 1 << 25
 # Names of more classes cover each other.
 MAX_PROJECTED_CLASSES = 30
 
@@ -64,7 +64,7 @@ def record_features(model: nn.Module, outputs: int) -> tuple[list[Tensor], Remov
     rows: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: Any) -> None:
-        rows.append(inputs[0].detach().flatten(1).float())
+        rows.extend(part.detach().flatten(1).float() for part in inputs[:1] if part.ndim > 1)
 
     return (rows, model.get_submodule(heads[-1]).register_forward_pre_hook(keep)) if heads else None
 
@@ -75,7 +75,8 @@ def features_by_class(
     """Return (x, y) of images by class: where their features differ most, by principal components.
 
     `sample` are (N, C, H, W) bytes with their labels, negative ones of no image. A slow network gets as many of them as
-    fit into `LIMIT_S`. Nothing is returned where no layer is the head, and for many classes.
+    fit into `LIMIT_S`, and wide features fewer. Nothing is returned where no layer is the head, where it does not get
+    a row of each image, and for many classes.
     """
     recorded = record_features(model.eval(), len(classes))
     if not recorded or not sample or len(classes) > MAX_PROJECTED_CLASSES:
@@ -84,17 +85,22 @@ def features_by_class(
     rows, hook = recorded
     device, until = next(model.parameters()).device, time.monotonic() + LIMIT_S
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    seen: list[int] = []
     try:
         with torch.no_grad():
             for part in torch.split(order, PROJECTED_AT_ONCE):
-                if time.monotonic() < until:
+                if time.monotonic() < until and sum(row.numel() for row in rows) < MAX_VALUES:
                     model(normalize(pixels[part].permute(0, 2, 3, 1)).to(device))
+                    seen.append(len(part))
     finally:
         hook.remove()
+    if [len(row) for row in rows] != seen or sum(seen) < 2:
+        return {}
     features = torch.cat(rows)
     features -= features.mean(0)
-    *_, directions = torch.linalg.svd(features, full_matrices=False)
-    places = (features @ directions[:2].T).tolist()
+    # By the products of rows, as there are fewer images than features.
+    values, vectors = torch.linalg.eigh(features @ features.T)
+    places = (vectors * values.clamp(min=0).sqrt())[:, -2:].flip(1).tolist()
     by_class: dict[str, list[list[float]]] = {name: [] for name in classes}
     for label, place in zip(labels[order].tolist(), places, strict=False):
         if label >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -40,27 +41,42 @@ def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.devic
 def count_training_flops(model: nn.Module, shape: ImageShape) -> int:
     """Return the operations of products and convolutions in one image's forward and backward pass.
 
-    Sums count as operations too. Frozen layers need fewer. No gradient is stored, and none sent to other ranks.
+    Sums count as operations too. Frozen layers need fewer. No gradient is stored, and none sent to other ranks. 0 for a
+    model that has no gradients in evaluation.
     """
     from torch.utils.flop_counter import FlopCounterMode  # it imports Triton (torch 2.15)
 
     image = torch.zeros(1, *shape, device=next(model.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        torch.autograd.grad(model.eval()(image).float().sum(), trained, allow_unused=True)
+        outputs = model.eval()(image)
+        if not outputs.requires_grad:
+            return 0
+        torch.autograd.grad(outputs.float().sum(), trained, allow_unused=True)
     return int(counter.get_total_flops())
 
 
 def peak_flops(precision: str, device: torch.device) -> float:
-    """Return the operations a second of a product of large matrices, the most that a device reaches in a precision."""
-    side = PRODUCT_SIDE[device.type]
-    matrix = torch.rand(side, side, dtype=FORMATS.get(precision, torch.float32), device=device)
-    seconds = []
-    for _ in range(PRODUCTS):
-        began = time.perf_counter()
-        (matrix @ matrix)[0, 0].item()  # waits for a GPU
-        seconds.append(time.perf_counter() - began)
-    return 2 * side**3 / min(seconds)
+    """Return the operations a second that a large product of matrices or a convolution reaches in a precision.
+
+    Two libraries compute them on CPUs, and either one may be much faster.
+    """
+    dtype, side = FORMATS.get(precision, torch.float32), PRODUCT_SIDE[device.type]
+    matrix = torch.rand(side, side, dtype=dtype, device=device)
+    images = torch.rand(4, 256, 16, 16, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    kernel = torch.rand(256, 256, 3, 3, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    work = {
+        2 * side**3: lambda: matrix @ matrix,
+        2 * images.numel() * 256 * 9: lambda: torch.nn.functional.conv2d(images, kernel, padding=1),
+    }
+    return max(flops / min(seconds_of(run) for _ in range(PRODUCTS)) for flops, run in work.items())
+
+
+def seconds_of(run: Callable[[], torch.Tensor]) -> float:
+    """Return how long a computation takes, a GPU's too."""
+    began = time.perf_counter()
+    run().flatten()[0].item()
+    return time.perf_counter() - began
 
 
 def count_parameters(model: nn.Module) -> int:

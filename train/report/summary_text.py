@@ -73,7 +73,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,
-        "hardware": f"{100 * share:.0f} % of the operations a second that a product of matrices reaches"
+        "hardware": f"{100 * share:.0f} % of the operations a second that large products and convolutions reach"
         if share
         else "",
         "cost": cost_text(summary),

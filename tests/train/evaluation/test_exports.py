@@ -50,7 +50,7 @@ def test_runtime_gives_equal_logits_for_any_batch_size(tmp_path: Path, format_na
     assert {*tmp_path.iterdir()} == {*files, tmp_path / "model.json"}
     about = json.loads((tmp_path / "model.json").read_text())
     assert about.pop("pixels") == [
-        "decode as RGB, upright by EXIF",
+        "decode as RGB of 8 bits, transparent parts on white, upright by EXIF",
         "cut the largest box with the sides 32:32 out of the middle",
         "resize to width 32 and height 32, bilinear with antialiasing",
     ]
@@ -112,7 +112,11 @@ def test_run_exports_its_model_as_onnx(entrypoint: Entrypoint) -> None:
 )
 def test_page_of_a_model_says_how_files_become_pixels(settings: dict[str, Any], last: str, count: int) -> None:
     steps = exported(CNN((1, 8, 8), 10), GRAY, **settings).metadata["pixels"]
-    assert (len(steps), steps[0], steps[-1]) == (count, "decode as gray, upright by EXIF", last)
+    assert (len(steps), steps[0], steps[-1]) == (
+        count,
+        "decode as gray of 8 bits, transparent parts on white, upright by EXIF",
+        last,
+    )
 
 
 @pytest.mark.launch
