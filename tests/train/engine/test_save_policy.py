@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from tests.conftest import CORES, Entrypoint, needs_two_cores
+from tests.conftest import CORES, Entrypoint, needs_two_cores, script
 from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started
 
@@ -77,3 +77,52 @@ def damage(checkpoint: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
+
+
+STOPPING = """
+import os
+import signal
+from torch import nn
+
+class Net(nn.Sequential):
+    calls = {True: 0, False: 0}
+    def forward(self, images):
+        logits = super().forward(images)
+        if len(images) < 2:
+            return logits
+        Net.calls[self.training] += 1
+        wanted = os.environ.get("STOP_IN_TRAINING" if self.training else "STOP_IN_EVALUATION")
+        if str(Net.calls[self.training]) == wanted and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return logits if self.training or Net.calls[False] == 1 else -logits
+
+def net(num_classes):
+    return Net(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, num_classes))
+"""
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_sharded_run_goes_on_with_an_evaluation(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "stopping.py", STOPPING)
+    env = RUN | TWO_RANKS | {"TRAIN_MODEL": "stopping:net", "TRAIN_PARALLELISM": "fsdp", "TRAIN_EPOCHS": "2"}
+    assert "step 10 is saved" in entrypoint("train", env=env | {"STOP_IN_TRAINING": "9"}).err
+    again = entrypoint.train(env=env | {"TRAIN_RESUME": "auto"})
+    straight = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
+    assert again["weights_sha256"] == straight["weights_sha256"]
+
+
+def test_stop_after_the_best_weights_are_loaded_saves_none(entrypoint: Entrypoint) -> None:
+    """Each evaluation but the first finds wrong answers alone."""
+    script(entrypoint.folder, "stopping.py", STOPPING)
+    env = {
+        "TRAIN_MODEL": "stopping:net", "TRAIN_EPOCHS": "2", "TRAIN_VAL_SPLIT": "0.2", "TRAIN_RUN_NAME": "run",
+        "TRAIN_EVAL_BATCH_SIZE": "1000",
+    }  # fmt: skip
+    assert entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})["best_epoch"] == 1
+    stopped = entrypoint("train", env=env | {"STOP_IN_EVALUATION": "3"})
+    assert (stopped.code, "is saved in runs/run/checkpoint" in stopped.err) == (ExitCode.PREEMPTED, True)
+    ended, straight = (
+        max(entrypoint.folder.glob(f"runs/{name}/checkpoint/step-*/model.safetensors")) for name in ("run", "straight")
+    )
+    assert ended.read_bytes() == straight.read_bytes()
