@@ -13,7 +13,7 @@ from train.models.cnn import GrayscaleToRGB
 from train.settings import ImageShape
 
 # Sides of the matrices by which the peak is measured, and how often they are multiplied.
-PRODUCT_SIDE, PRODUCTS = {"cpu": 1024, "cuda": 8192}, 4
+PRODUCT_SIDE, PRODUCTS = {"cpu": 1024, "cuda": 8192}, 2
 # fp8 is for some layers of a network in bf16.
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
