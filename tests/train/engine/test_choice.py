@@ -178,6 +178,7 @@ def test_split_that_cannot_choose_is_refused(entrypoint: Entrypoint, three_split
             assert said in entrypoint.error_line(command, env=env | QUIET)
 
 
+@pytest.mark.launch
 def test_evaluation_every_few_epochs_and_at_the_end(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(image_folder, TRAIN_EPOCHS="5", TRAIN_CHECKPOINT_EVERY="1")
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "each", "TRAIN_EVAL_EVERY": "1"})
@@ -191,6 +192,7 @@ def test_evaluation_every_few_epochs_and_at_the_end(entrypoint: Entrypoint, imag
     assert summary["weights_sha256"] == entrypoint.summary("each")["weights_sha256"]
 
 
+@pytest.mark.launch
 def test_early_stopping_counts_epochs_between_evaluations(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(image_folder, TRAIN_EPOCHS="20", TRAIN_LR="1e-9", TRAIN_EARLY_STOPPING="4", **QUIET)
     summary = entrypoint.train(env=env | {"TRAIN_EVAL_EVERY": "2"})
