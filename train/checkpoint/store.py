@@ -70,7 +70,8 @@ class RunStore:
             raise
         except Exception as error:
             reason = printable(first_line(error)) or type(error).__name__
-            if isinstance(error, OSError) and str(error.filename or "").startswith(str(self.copy)):
+            is_full = verb == "read" and getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+            if isinstance(error, OSError) and (is_full or str(error.filename or "").startswith(str(self.copy))):
                 raise UserError(f"{self.copy}: cannot be written ({error.strerror}). Set XDG_CACHE_HOME.") from None
             fix = "Check its address, the credentials and the network."
             raise UserError(f"{self.source}: cannot be {verb} ({reason}). {fix}", ExitCode.MACHINE) from None

@@ -5,6 +5,7 @@ Of a sharded run each node has a copy, and every rank uploads its own part of a 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -139,15 +140,10 @@ class NodeCopies:
         store.owned, wanted = group.run_on_main(lambda: (store.owned, text), tuple[str, str])
         if all(group.gather(text == wanted, bool)):
             return NodeCopies(group, folder)
-        copies = NodeCopies(group, owner.parent, store, text == wanted)
-        group.run_on_nodes(copies.keep_other_copy)
-        return copies
-
-    def keep_other_copy(self) -> None:
-        """Keep the copy of a run that this node owned before, as only this node may have its last checkpoints."""
-        if self.store and not self.has_main and exists(self.folder / OWNER):
-            with disk_errors_as_user_errors(self.folder):
-                self.store.move_aside(self.folder)
+        if text != wanted:  # a folder of its own: another node may share this one, or the run was here before
+            node = f"{group.node_of(group.rank)}-{os.environ.get('GROUP_RANK', '')}"
+            store.copy = store.copy.with_name(f"{store.copy.name}-{node}")
+        return NodeCopies(group, store.copy / folder.name, store, text == wanted)
 
     def begin(self, checkpoint: Path) -> None:
         """Make the temporary folder of a checkpoint on each node."""

@@ -10,16 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from entrypoint.core.errors import ExitCode
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.train.given import TWO_RANKS
 from tests.train.object_storage import gateway, s3_server
 from tests.train.started import Started
-from train.checkpoint.store import RunStore
-from train.distributed.process_group import ProcessGroup
-from train.report.stored_run import NodeCopies
 
 # Long enough to be stopped in the middle on any machine.
 LONG = {
@@ -196,19 +192,3 @@ def test_url_that_cannot_be_used_is_refused_by_the_plan(
     assert (result.code != 0, len(result.error_lines)) == (True, 1), result.err
     assert problem in result.err
     assert "my/pass" not in result.out + result.err
-
-
-def test_node_keeps_the_copy_of_a_run_that_it_owned(tmp_path: Path) -> None:
-    """Only it may have the last checkpoints: storage had failed. Then the run went on with another first node."""
-    store = RunStore(f"file://{tmp_path}/bucket", tmp_path / "runs", "TRAIN_OUTPUT_DIR=x")
-    here = tmp_path / "runs/a"
-    saved = here / "checkpoint/step-000000030/SHA256SUMS"
-    saved.parent.mkdir(parents=True)
-    saved.write_text("saved here alone")
-    store.own("a", is_new=False)
-    process = ProcessGroup(1, 2, 0, torch.device("cpu"))
-    NodeCopies(process, here, store, has_main=True).keep_other_copy()
-    assert saved.exists()
-    NodeCopies(process, here, store, has_main=False).keep_other_copy()
-    assert not saved.exists()
-    assert (tmp_path / "runs/.a.old/checkpoint/step-000000030/SHA256SUMS").read_text() == "saved here alone"
