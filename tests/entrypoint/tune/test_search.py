@@ -20,6 +20,7 @@ from entrypoint.tune.search import ROUNDS, Search, is_gain
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan, plan_inputs
+from tests.processes import wait_until
 
 # Its speed is known: two ranks with a thread are twice as fast as one rank with two, and three times where they float.
 SPEEDS = """
@@ -85,7 +86,8 @@ def test_stopped_search_ends_its_trial_and_stores_nothing(entrypoint: Entrypoint
     assert process.returncode == 130
     assert "Traceback" not in err
     assert stored_results(entrypoint) == []
-    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if names_file(path, file)] == []
+    # What was killed is there until the kernel has ended it.
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if names_file(path, file)])
 
 
 @pytest.mark.launch
