@@ -229,10 +229,7 @@ def terminate(child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s
 
 def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
     """Print where this rank is, if it is the one that was missing from a collective; print its stacks too."""
-    from entrypoint.hang.stacks import (
-        locate,  # late: a start does not need it
-        stacks_text,
-    )
+    from entrypoint.hang.stacks import locate, stacks_text  # late: a start does not need it
 
     located = locate(child)
     if located.collective or located.is_exiting or has_exited(child):

@@ -81,8 +81,7 @@ class RunStore:
         try:
             return str(self.files.cat_file(f"{self.root}/{name}").decode(errors="replace"))
         except FileNotFoundError as error:
-            answer = getattr(error.__cause__, "response", {})
-            if answer.get("Error", {}).get("Code") == "NoSuchBucket":
+            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
                 raise
             return ""
 

@@ -215,8 +215,7 @@ class Headers:
 
     def add(self, path: ImageFile) -> None:
         """Read one header; raises whatever Pillow's plug-in raises."""
-        from train.data.decoding.pixel_values import orientation_of
-        from train.data.sources.image_file import open_with_pillow
+        from train.data.decoding.pixel_values import open_with_pillow, orientation_of
         from train.transforms.image_part import swaps_sides
 
         with open_image(path) as file, open_with_pillow(file) as image:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from entrypoint.core.errors import UserError
+from pathlib import Path
+
 from train.checkpoint.folder import FOLDER, best_checkpoint, checkpoint_path
-from train.checkpoint.metadata import EMA, MODEL
+from train.checkpoint.metadata import EMA, MODEL, CorruptCheckpoint
 from train.checkpoint.resume import ResumePoint, load
 from train.engine.builder import load_module
 from train.engine.run_setup import TrainingRun
@@ -24,10 +25,8 @@ def use_best_weights(run: TrainingRun) -> int | None:
     if not name:
         return None
     path, state = run.copies.fetch(run.folder / FOLDER / name), run.trainer.state
-    try:
-        best = run.group.run_on_main(lambda: load(path, run.settings.to_json(), changed=True), ResumePoint)
-    except UserError as error:
-        run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error}")
+    best = run.group.run_on_main(lambda: read_best(run, path), ResumePoint | None)
+    if best is None:
         return None
     if run.settings.parallelism == "fsdp":
         from train.engine import sharded_checkpoint  # the import is slow
@@ -46,3 +45,12 @@ def best_name(run: TrainingRun) -> str:
     folder = run.folder / FOLDER
     name = best_checkpoint(folder).name
     return "" if name == checkpoint_path(folder, run.trainer.state.step).name else name
+
+
+def read_best(run: TrainingRun, path: Path) -> ResumePoint | None:
+    """Return the best checkpoint, None where it cannot be read any more."""
+    try:
+        return load(path, run.settings.to_json(), changed=True)
+    except CorruptCheckpoint as error:
+        run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error.reason}")
+        return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint.core.atomic_files import atomic_path, atomic_write_text
+from train.acceleration.amp import CAST_TO
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.metadata import NO_BEST
 from train.checkpoint.tensor_files import write_tensors
@@ -84,8 +85,9 @@ def write_summary(
     with run.metrics.without_failing("heat maps"):
         add_heat(evaluation["mistakes"], mistakes, model, run.source.normalize)
     with run.metrics.without_failing("features"):
-        sample = [part for rank in ranks for part in rank.sample]
-        evaluation["features"] = features_by_class(model, sample, run.data.classes, run.source.normalize)
+        evaluation["features"] = features_by_class(
+            model, [part for rank in ranks for part in rank.sample], run.data.classes, run.source.normalize
+        )
     with run.metrics.without_failing("peak_share"):
         summary |= peak_share(run, rebuilt or run.trainer.state.model, summary["step_seconds"])
     if run.profiler:
@@ -121,7 +123,7 @@ def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) ->
         run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
     )
     cost["cpu_utilization"] = round(sum(rank.cpu_seconds for rank in ranks) / (cores * seconds), 4)
-    if busy := [rank.times.gpu["gpu_utilization"] for rank in ranks if rank.times.gpu]:
+    if busy := [rank.times.gpu["gpu_utilization"] for rank in ranks if "gpu_utilization" in rank.times.gpu]:
         cost["gpu_utilization"] = round(fmean(busy), 4)
     return cost
 
@@ -227,12 +229,15 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
 
 def peak_share(run: TrainingRun, model: nn.Module, step_seconds: float) -> dict[str, float]:
     """Return which share of what a rank's hardware reaches a step reaches, where all steps have images of one size."""
+    if not step_seconds or run.settings.size_schedule:
+        return {}
     with original_convolutions(model):
         flops = count_training_flops(model, run.model_builder.shape)
-    if not flops or not step_seconds or run.settings.size_schedule:
+    if not flops:
         return {}
     reached = flops * run.settings.batch_size / run.group.world_size / step_seconds
-    return {"peak_share": round(reached / peak_flops(run.trainer.precision, run.group.device), 4)}
+    dtype = CAST_TO.get(run.trainer.precision, torch.float32)
+    return {"peak_share": round(reached / peak_flops(dtype, run.group.device), 4)}
 
 
 def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, finish_upload, save, save_and_exit, save_on_signal
 from train.evaluation.evaluate import MistakeCollector, evaluate
-from train.evaluation.heat_map import PROJECTED
+from train.evaluation.heat_map import MAX_PROJECTED_CLASSES, PROJECTED
 from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
@@ -199,7 +199,8 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
-    run.mistakes = MistakeCollector(run.source.normalize, every=-(-len(run.dataset.test) // PROJECTED))
+    shown = PROJECTED if len(run.data.classes) <= MAX_PROJECTED_CLASSES else 1
+    run.mistakes = MistakeCollector(run.source.normalize, every=-(-len(run.dataset.test) // shown))
     chooses = run.settings.threshold == "auto" and run.source.has_val and not test
     batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
     score = evaluate(

@@ -209,8 +209,8 @@ def export_model(exported: Exported, formats: Sequence[str], folder: Path) -> li
                 written += [each.rename(folder / each.name) for each in path.parent.iterdir()]
         if written:
             atomic_write_text(folder / "model.json", json.dumps(exported.metadata | {"shape": exported.shape}) + "\n")
-    for first in failed:
-        raise first
+    if failed:
+        raise failed[0]
     return written
 
 

@@ -78,8 +78,11 @@ def features_by_class(
     fit into `LIMIT_S`, and wide features fewer. Nothing is returned where no layer is the head, where it does not get
     a row of each image, and for many classes.
     """
-    recorded = record_features(model.eval(), len(classes))
-    if not recorded or not sample or len(classes) > MAX_PROJECTED_CLASSES:
+    if (
+        not sample
+        or len(classes) > MAX_PROJECTED_CLASSES
+        or not (recorded := record_features(model.eval(), len(classes)))
+    ):
         return {}
     pixels, labels = (torch.cat(parts) for parts in zip(*sample, strict=True))
     rows, hook = recorded

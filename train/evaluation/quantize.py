@@ -93,9 +93,10 @@ class Quantizer:
         quantization), and a file that was measured here is used elsewhere.
         """
         if self.weights_alone:
-            others = set(self.layers).difference(layers)
             quantizer = MatMulNBitsQuantizer(
-                onnx.load(self.prepared), algo_config=WEIGHTS_ALONE, nodes_to_exclude=list(others)
+                onnx.load(self.prepared),
+                algo_config=WEIGHTS_ALONE,
+                nodes_to_exclude=list(set(self.layers).difference(layers)),
             )
             quantizer.process()
             quantizer.model.save_model_to_file(str(self.int8))

@@ -14,8 +14,6 @@ from train.settings import ImageShape
 
 # Sides of the matrices by which the peak is measured, and how often they are multiplied.
 PRODUCT_SIDE, PRODUCTS = {"cpu": 1024, "cuda": 8192}, 2
-# fp8 is for some layers of a network in bf16.
-FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> object:
@@ -56,12 +54,12 @@ def count_training_flops(model: nn.Module, shape: ImageShape) -> int:
     return int(counter.get_total_flops())
 
 
-def peak_flops(precision: str, device: torch.device) -> float:
-    """Return the operations a second that a large product of matrices or a convolution reaches in a precision.
+def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the operations a second that a large product of matrices or a convolution reaches in a number format.
 
     Two libraries compute them on CPUs, and either one may be much faster.
     """
-    dtype, side = FORMATS.get(precision, torch.float32), PRODUCT_SIDE[device.type]
+    side = PRODUCT_SIDE[device.type]
     matrix = torch.rand(side, side, dtype=dtype, device=device)
     images = torch.rand(4, 256, 16, 16, dtype=dtype, device=device).to(memory_format=torch.channels_last)
     kernel = torch.rand(256, 256, 3, 3, dtype=dtype, device=device).to(memory_format=torch.channels_last)

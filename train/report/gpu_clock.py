@@ -49,18 +49,21 @@ class GpuClock:
             return
         with suppress(self.nvml.NVMLError):
             self.samples.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
-            self.busy_percent.append(self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu)
             reasons = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
             self.faults |= {name for bit, name in FAULTS.items() if reasons & bit}
+            self.busy_percent.append(self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu)  # some GPUs have none
 
     def to_json(self) -> dict[str, Any]:
-        """Return the median clock, the highest one that the GPU has, and the faults; empty without a GPU."""
+        """Return the median clock, the highest one that the GPU has, how busy it was if known, and the faults.
+
+        Empty without a GPU.
+        """
         if not self.samples:
             return {}
         return {
             "gpu_clock_mhz": round(median(self.samples)),
             "gpu_max_clock_mhz": self.max_mhz,
-            "gpu_utilization": round(fmean(self.busy_percent or [0]) / 100, 4),
+            **({"gpu_utilization": round(fmean(self.busy_percent) / 100, 4)} if self.busy_percent else {}),
             "gpu_slowed_by": ", ".join(sorted(self.faults)),
         }
 

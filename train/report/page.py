@@ -270,8 +270,8 @@ def drawing(title: str, curves: Mapping[str, Curve], below: str) -> str:
     figure = Figure(figsize=(4.2, 3))
     FigureCanvasSVG(figure)
     axes = figure.subplots()
+    is_cloud = title == FEATURES
     for name, (across, up) in curves.items():
-        is_cloud = title == FEATURES
         (line,) = axes.plot(across, up, "o" if is_cloud else "o-" if len(across) < 40 else "-", ms=3, lw=1)
         if is_cloud:  # a legend would hide a part of it
             axes.text(fmean(across), fmean(up), name[:16], color=line.get_color(), weight="bold", bbox=BEHIND_NAMES)
@@ -280,7 +280,7 @@ def drawing(title: str, curves: Mapping[str, Curve], below: str) -> str:
     axes.grid(alpha=0.3)
     if title == SPEED:
         axes.set_ylim(bottom=0)
-    if len(curves) > 1 and title != FEATURES:
+    if len(curves) > 1 and not is_cloud:
         axes.legend(axes.lines, list(curves), loc="upper right" if below else "upper left")  # "best" is slow
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
     out = io.StringIO()

@@ -57,6 +57,8 @@ def test_images_of_a_class_are_near_each_other(classes: tuple[str, ...]) -> None
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, len(classes), 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for model in (build_model(TrainSettings(model="cnn"), (1, 8, 8), len(classes)), pooled):
         check_places(features_by_class(model, sample, classes, normalize), classes)
+        assert features_by_class(model, [], classes, normalize) == {}
+        assert not any(module._forward_pre_hooks for module in model.modules()), "no later pass is recorded"
     assert not features_by_class(Corners(), sample, classes, normalize), "it has no weights that give the outputs"
 
 

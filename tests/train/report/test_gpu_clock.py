@@ -59,6 +59,16 @@ def test_clock_is_the_median_and_faults_are_named(reasons: int, said: str) -> No
     }  # fmt: skip
 
 
+def test_gpu_that_does_not_know_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NVMLError("not supported")
+
+    monkeypatch.setattr(ClockNvml, "nvmlDeviceGetUtilizationRates", refuse)
+    clock = GpuClock(torch.device("cpu"), ClockNvml([1200], 0x20))
+    clock.sample()
+    assert clock.to_json() == {"gpu_clock_mhz": 1200, "gpu_max_clock_mhz": 1980, "gpu_slowed_by": "temperature"}
+
+
 def test_without_a_gpu_there_is_no_clock() -> None:
     for clock in (GpuClock(torch.device("cpu")), GpuClock(torch.device("cpu"), ClockNvml([], problem="no driver"))):
         clock.sample()

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from entrypoint.core.errors import UserError, first_line
-from train.data.decoding.pixel_values import convert_to_visible, orientation_of
-from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, open_with_pillow, read_file
+from train.data.decoding.pixel_values import convert_to_visible, open_with_pillow, orientation_of
+from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, read_file
 from train.data.sources.image_list import UnreadableImage
 from train.kernels.library import load_kernel
 from train.settings import ImageShape

@@ -1,10 +1,15 @@
-"""What a viewer shows of an image file: 8 bits a channel, upright, transparent parts on white."""
+"""What a viewer shows of an image file: 8 bits a channel, upright, transparent parts on white.
+
+Pillow opens images in the formats of the endings that are listed, and in no other one. It tries all its formats on
+every file, whatever its name: for PostScript it starts Ghostscript.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +25,22 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 MAX_8_BITS, MAX_16_BITS = 255, 65_535
 # TIFF 6.0, section 3: the bits of a value, and the meaning of its smallest one.
 TIFF_BITS_PER_SAMPLE, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
+
+
+# Of the endings in `train.data.sources.image_folder` and of shards; MPO is what some cameras write as .jpg.
+FORMATS = ("JPEG", "MPO", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "JPEG2000", "AVIF")
+
+
+@cache
+def known_formats() -> tuple[str, ...]:
+    """Return the formats that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def open_with_pillow(file: BinaryIO) -> Image.Image:
+    """Open an image; raises what Pillow raises."""
+    return Image.open(file, formats=known_formats())
 
 
 def orientation_of(image: Image.Image) -> int:

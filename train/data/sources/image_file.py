@@ -1,8 +1,4 @@
-"""Where the bytes of images are: files of their own, or ranges of bytes in tar shards.
-
-Pillow opens them in the formats of the endings that are listed, and in no other one. It tries all its formats on every
-file, whatever its name: for PostScript it starts Ghostscript.
-"""
+"""Where the bytes of images are: files of their own, or ranges of bytes in tar shards."""
 
 from __future__ import annotations
 
@@ -12,12 +8,8 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from io import BytesIO, FileIO
 from pathlib import Path
-from typing import BinaryIO
-
-from PIL import Image
 
 # Much larger than any photo, and small enough to be read whole.
 MAX_FILE_BYTES = 2 << 30
@@ -174,19 +166,3 @@ class FileList(Sequence[ImageFile]):
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.ends)
-
-
-# Of the endings in `train.data.sources.image_folder` and of shards; MPO is what some cameras write as .jpg.
-FORMATS = ("JPEG", "MPO", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "JPEG2000", "AVIF")
-
-
-@cache
-def known_formats() -> tuple[str, ...]:
-    """Return the formats that this Pillow was built with."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def open_with_pillow(file: BinaryIO) -> Image.Image:
-    """Open an image; raises what Pillow raises."""
-    return Image.open(file, formats=known_formats())

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import script
 from train.data.decoding.decoder import read_image
-from train.data.sources.image_file import known_formats, open_with_pillow
+from train.data.decoding.pixel_values import known_formats, open_with_pillow
 from train.data.sources.image_list import UnreadableImage
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
