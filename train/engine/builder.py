@@ -208,10 +208,7 @@ class ModelBuilder:
             )
             trainer.set_model(*self.build(slim))
         trainer.state.pruned = True
-        return (
-            f"pruned by {self.settings.prune_backend}: {before:,} parameters before,"
-            f" {count_parameters(trainer.state.model):,} left"
-        )
+        return f"pruned: {before:,} parameters before, {count_parameters(trainer.state.model):,} left"
 
 
 def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, start: ResumePoint) -> None:

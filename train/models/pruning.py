@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,21 +38,19 @@ def prune_state(
     example = torch.zeros(2, *shape)
     try:
         with silence_library():
-            pruned = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
+            pruned = prune(model, names, example, settings.prune_ratio)
             with torch.no_grad():
                 pruned(example)
-    except Exception as error:  # the libraries raise any error of their tracing
-        other = next(name for name in LIBRARIES if name != settings.prune_backend)
+    except Exception as error:  # the library raises any error of its tracing
         raise UserError(
-            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({first_line(error)})."
-            f" Try {other}, or name layers to leave alone with TRAIN_PRUNE_EXCLUDE.",
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} cannot be pruned ({first_line(error)})."
+            " Name layers to leave alone with TRAIN_PRUNE_EXCLUDE.",
             ExitCode.MACHINE,
         ) from None
     if same_shapes(pruned, state):
         raise UserError(
-            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: removes nothing of {settings.model} at"
-            f" TRAIN_PRUNE_RATIO={settings.prune_ratio}, or would leave no filter of a layer. Choose another ratio, or"
-            " widen TRAIN_PRUNE_LAYER_TYPES.",
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: removes nothing of {settings.model}, or would leave no filter"
+            " of a layer. Choose another ratio, or widen TRAIN_PRUNE_LAYER_TYPES.",
             ExitCode.MACHINE,
         )
     result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
@@ -84,7 +82,7 @@ def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     return names
 
 
-def prune_with_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+def prune(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
     """Prune with Torch-Pruning, which removes dependent channels of several layers together (arXiv:2301.12900)."""
     import torch_pruning
 
@@ -101,28 +99,9 @@ def prune_with_torch_pruning(model: nn.Module, names: list[str], example: Tensor
     return model
 
 
-def prune_with_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
-    """Prune with NNI's L1NormPruner and ModelSpeedup, as the book does.
-
-    NNI's own tracer fails with torch 2.2 and later (nni#5768), so it gets a graph of torch.fx.
-    """
-    from nni.compression.pruning import L1NormPruner
-    from nni.compression.speedup import ModelSpeedup
-
-    pruner = L1NormPruner(model, [{"op_names": names, "sparse_ratio": ratio}])
-    _, masks = pruner.compress()
-    pruner.unwrap_model()
-    pruned: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
-    return pruned
-
-
-Library = Callable[[nn.Module, list[str], Tensor, float], nn.Module]
-LIBRARIES: Mapping[str, Library] = {"torch-pruning": prune_with_torch_pruning, "nni": prune_with_nni}
-
-
 @contextlib.contextmanager
 def silence_library() -> Iterator[None]:
-    """Suppress the messages that the libraries print for every layer."""
+    """Suppress the messages that the library prints for every layer."""
     logging.disable(logging.CRITICAL)  # what is an error is raised too
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

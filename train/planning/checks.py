@@ -99,15 +99,12 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
         )
 
 
-PRUNE_EXTRAS = {"torch-pruning": "prune", "nni": "nni"}
-
-
 def check_extras(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a setting that needs an extra of the wheel which is not installed."""
     values = given.values
     needed = {
         "track": values.track if values.track != "off" else "",
-        "prune_ratio": PRUNE_EXTRAS[values.prune_backend] if values.prune_ratio else "",
+        "prune_ratio": "prune" if values.prune_ratio else "",
         "tensorboard": "tensorboard" if values.tensorboard else "",
     }
     if values.export != "off":

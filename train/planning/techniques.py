@@ -112,7 +112,7 @@ def describe_pruning(settings: TrainSettings) -> str:
     """Return how the model is pruned, and when."""
     kept = f", but not {settings.prune_exclude}" if settings.prune_exclude else ""
     when = f"after {settings.prune_warmup} epoch{'s' * (settings.prune_warmup != 1)}"
-    return f"of {settings.prune_layer_types} layers{kept}, by {settings.prune_backend}, {when}"
+    return f"of {settings.prune_layer_types} layers{kept}, {when}"
 
 
 # Field -> the key in the plan, the value that says off, and a description (pruning has its own).

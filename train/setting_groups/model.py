@@ -92,9 +92,6 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             "Fraction of each layer's filters to prune, smallest L1 norm first; 0 disables pruning.", evaluate="adopted"
         ),
     ] = 0.0
-    prune_backend: Annotated[
-        Literal["torch-pruning", "nni"], about("Library that prunes.", evaluate="adopted", needs="prune_ratio")
-    ] = "torch-pruning"
     prune_layer_types: Annotated[
         Annotated[
             str, Meta(pattern=r"^(conv2d|linear)(,(conv2d|linear))*$", title="conv2d, linear, or both with a comma")

@@ -65,7 +65,7 @@ RARER = [
 ] + [
     # insists on its version
     {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS["prune"]}
-] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}] + [
+] + [
     {**SPEEDNET, "TRAIN_SIZE_SCHEDULE": "12:0.5,16", **OPTIONS[other]}
     for other in ("compile", "fp16", "prune", "mixup", "augment", "deterministic")
 ]  # fmt: skip

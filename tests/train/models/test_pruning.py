@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint, refusal
 from tests.factories import train_settings
 from tests.train.checkpoint.saved import model_of
@@ -22,7 +21,6 @@ from train.models.registry import build_model
 from train.settings import TrainSettings
 
 SHAPE = (3, 32, 32)
-WITH = ["torch-pruning", "nni"]
 VIT = {"TRAIN_MODEL": "vit_b_32"}
 PRUNED = {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_TENSORBOARD": "0"}
 
@@ -31,16 +29,11 @@ def settings(**more: object) -> TrainSettings:
     return train_settings({"prune_ratio": 0.5, **more})
 
 
-def needs(library: str) -> None:
-    pytest.importorskip("nni.compression.pruning" if library == "nni" else "torch_pruning")
-
-
-@pytest.mark.parametrize("library", WITH)
-def test_pruned_cnn_has_the_books_parameters(library: str) -> None:
-    needs(library)
+def test_pruned_cnn_has_the_books_parameters() -> None:
+    pytest.importorskip("torch_pruning")
     model = CNN(SHAPE, 10)
     assert count_parameters(model) == 2_122_186
-    slim = prune_state(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_backend=library))
+    slim = prune_state(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings())
     cut = CNN(SHAPE, 10)
     resize_to_state(cut, slim)
     assert count_parameters(cut) == 1_059_306
@@ -50,17 +43,14 @@ def test_pruned_cnn_has_the_books_parameters(library: str) -> None:
     filters = model.state_dict()["layer1.0.weight"]
     kept = [index for index, one in enumerate(filters) if any(torch.equal(one, left) for left in first.weight)]
     assert len(kept) == 16, "whole filters, unchanged"
-    if library == "nni":
-        assert kept == filters.abs().sum((1, 2, 3)).topk(16).indices.sort().values.tolist(), "of the largest L1 norm"
 
 
-@pytest.mark.parametrize("library", WITH)
 @pytest.mark.usefixtures("torchvision")
-def test_pruned_resnet_runs_and_learns(library: str) -> None:
-    needs(library)
+def test_pruned_resnet_runs_and_learns() -> None:
+    pytest.importorskip("torch_pruning")
     model = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
     before = copy.deepcopy(model.state_dict())
-    slim = prune_state(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
+    slim = prune_state(model, before, SHAPE, settings(model="resnet18"))
     cut = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
     assert not same_shapes(cut, slim)
     resize_to_state(cut, slim)
@@ -102,25 +92,6 @@ def test_prune_unusable_settings_raise(more: dict[str, object], said: str) -> No
     refusal(layers_to_prune, CNN(SHAPE, 10), settings(**more), match=re.escape(said))
 
 
-def test_prune_unsupported_model_raises() -> None:
-    pytest.importorskip("nni.compression.pruning")
-
-    class Moody(CNN):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return super().forward(images if float(images.sum()) >= 0 else -images)
-
-    model = Moody(SHAPE, 10)
-    refusal(
-        prune_state,
-        model,
-        model.state_dict(),
-        SHAPE,
-        settings(prune_backend="nni"),
-        match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*\. Try torch-pruning",
-        code=ExitCode.MACHINE,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
@@ -150,7 +121,7 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
     for warm_up in ("0", "1", "2", "3"):
         more = {"TRAIN_EPOCHS": "4", "TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": warm_up}
         result = entrypoint.succeed("train", env=common | start | more | {"TRAIN_RUN_NAME": f"pruned{warm_up}"})
-        assert "pruned by torch-pruning: 155,530 parameters before, " in result.out
+        assert "pruned: 155,530 parameters before, " in result.out
         assert entrypoint.summary(f"pruned{warm_up}")["parameters"] < 155_530
 
 
@@ -160,15 +131,13 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
     ("env", "said"),
     [
         ({"TRAIN_PRUNE_EXCLUDE": "layer4"}, "TRAIN_PRUNE_EXCLUDE=layer4: cnn has no such layer."),
-        ({"TRAIN_PRUNE_BACKEND": "nni", "TRAIN_PRUNE_RATIO": "0.001"}, "removes nothing of cnn"),
         ({"TRAIN_MODEL": "shufflenet_v2_x0_5"}, "shufflenet_v2_x0_5 cannot be pruned"),
-        pytest.param(VIT | {"TRAIN_PRUNE_BACKEND": "nni"}, "vit_b_32 cannot be pruned", marks=pytest.mark.slow),
-        ({"TRAIN_PRUNE_RATIO": "0.99"}, "TRAIN_PRUNE_RATIO=0.99, or would leave no filter"),
-        pytest.param(VIT, "torch-pruning: removes nothing of vit_b_32", marks=pytest.mark.slow),
+        ({"TRAIN_PRUNE_RATIO": "0.99"}, "TRAIN_PRUNE_RATIO=0.99: removes nothing of cnn, or would leave no filter"),
+        pytest.param(VIT, "removes nothing of vit_b_32", marks=pytest.mark.slow),
     ],
 )
 def test_impossible_pruning_is_refused_by_the_plan(entrypoint: Entrypoint, env: dict[str, str], said: str) -> None:
-    needs(env.get("TRAIN_PRUNE_BACKEND", "torch-pruning"))
+    pytest.importorskip("torch_pruning")
     if "TRAIN_MODEL" in env:
         pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
         env = env | {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x224x224", "TRAIN_SYNTHETIC_IMAGES": "20"}

@@ -43,7 +43,6 @@ CASES = [
     ("TRAIN_SYNTHETIC_IMAGES=100", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
     ("TRAIN_SYNTHETIC_CLASSES=3", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
     ("TRAIN_SYNTHETIC_SHAPE=1x9x9", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
-    ("TRAIN_PRUNE_BACKEND=nni", {}, "memory", 1, PRUNED, "memory", 1),
     ("TRAIN_PRUNE_LAYER_TYPES=linear", {}, "memory", 1, PRUNED, "memory", 1),
     ("TRAIN_PRUNE_EXCLUDE=conv1", {}, "memory", 1, PRUNED, "memory", 1),
     ("TRAIN_PRUNE_WARMUP=2", {}, "memory", 1, PRUNED, "memory", 1),
