@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +10,7 @@ from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import is_first_rank_here
-from entrypoint.core.console import log
-from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
@@ -26,7 +23,6 @@ from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.plan.planner import make_plan
-from entrypoint.tune.store import is_tunable, read_owned, save, store_dir
 
 if TYPE_CHECKING:
     from train.data.dataset_info import DatasetInfo
@@ -96,7 +92,6 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         compile_problem=no_compile,
         ask_model=lambda: model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
-        bf16_speedup=bf16_speedup(training.values, plan, inputs),
         winograd_kernel=find_kernel("winograd") is not None,
     )
     return plan_trainer(plan, training, facts, inputs.machine, trainer_facts)
@@ -191,46 +186,3 @@ def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Pat
 
     training = read_train_settings(inputs.environ, command.flags).values
     return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]
-
-
-# How fast bf16 is on this machine: measured once, and kept in the folder of tuning results.
-SPEEDUP_KEY = "bf16_speedup"
-# Kept for a measurement that failed, which would fail again.
-FAILED = 0.0
-
-
-def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> float | None:
-    """Return how many times as fast as fp32 bf16 is here, None where nobody asks or it is not to be measured.
-
-    Ranks that a launcher started, and nodes of a job, must decide alike, so they go by the CPU's flags.
-    """
-    from train.planning.compute import hardware_support, measure_bf16
-
-    folder = store_dir(inputs)
-    asked = settings.precision == "auto" and not settings.evaluate and plan.device == "cpu"
-    if not asked or not hardware_support("bf16", "cpu", inputs.machine) or not is_tunable(inputs) or not folder:
-        return None
-    import hashlib  # loads OpenSSL
-
-    # What distinguishes measurements: CPU, torch, and the CPUs of a rank.
-    machine, first = inputs.machine, plan.ranks[0]
-    facts = (machine.cpu_model, machine.packages.versions.get("torch", ""), first.threads, len(first.cpus))
-    path = folder / f"precision-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]}.json"
-    kept = read_speedup(path)
-    if kept is None:
-        log("measuring bf16 on this CPU, once")
-        kept = measure_bf16(first.threads, first.cpus, inputs.python) or FAILED
-        try:
-            save(path, {SPEEDUP_KEY: kept, "cpu": machine.cpu_model})
-        except UserError as error:
-            log(f"note: {one_line(error)} bf16 is measured again in the next run.")
-    return kept or None
-
-
-def read_speedup(path: Path) -> float | None:
-    """Return the measurement in a file; None for no file, and for one that says nothing or may be another user's."""
-    try:
-        value = float(json.loads(read_owned(path))[SPEEDUP_KEY])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return value if FAILED <= value < math.inf else None

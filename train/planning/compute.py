@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
@@ -16,25 +15,17 @@ from train.settings import TrainSettings
 CPU_FLAGS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16")}
 # oneDNN's convolutions are faster with it, and Winograd's kernel does not use it.
 FAST_WITHOUT_WINOGRAD = "avx512f"
-# Less is not worth the rounding, and may be noise.
-MIN_SPEEDUP = 1.05
 # The first compute capability of NVIDIA's GPUs with the format: Ampere for bf16 and TF32, Volta for fp16.
 MIN_COMPUTE_CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80, "fp8": 90}
 
 
-def decide_precision(
-    given: ParsedSettings[TrainSettings], device: str, machine: Machine, speedup: float | None = None
-) -> Decision:
+def decide_precision(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
     """On auto, bf16 if the hardware supports it: elsewhere it is emulated and much slower.
 
-    `speedup` is how many times as fast as fp32 it was on this CPU, None where that was not measured.
     fp32 is the default, because in bf16 runs of one seed on one rank and on two diverge sooner.
     """
     support = hardware_support("bf16", device, machine)
     requested = given.values.precision
-    if requested == "auto" and support and speedup is not None:
-        reason = f"{support}, and in a short measurement bf16 was {speedup:g} times as fast as fp32"
-        return Decision("precision", "bf16" if speedup >= MIN_SPEEDUP else "fp32", f"{reason}; weights stay fp32")
     if requested == "auto":
         reason = f"{support}; weights stay fp32" if support else "the hardware has no bf16; emulating it is slow"
         return Decision("precision", "bf16" if support else "fp32", reason)
@@ -201,45 +192,3 @@ def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Mach
     if requested != "auto":
         return Decision("ipex", requested, "", Source.USER, given.sources["ipex"])
     return Decision("ipex", "off", problem or "the default: it gave no speedup")
-
-
-TRIAL_TIMEOUT_S = 120
-# Training steps of a small convolutional network, alternating; the fastest of each format counts, because other
-# processes only slow steps down.
-TRIAL = """
-import os, sys, time
-threads, *cpus = map(int, sys.argv[1:])
-os.sched_setaffinity(0, cpus)
-import torch
-torch.set_num_threads(threads)
-layers = torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 128, 3, padding=1), torch.nn.ReLU()
-head = torch.nn.Flatten(), torch.nn.Linear(128 * 16 * 16, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
-model = torch.nn.Sequential(*layers, *head).to(memory_format=torch.channels_last)
-images = torch.randn(64, 32, 16, 16).contiguous(memory_format=torch.channels_last)
-labels = torch.randint(10, (64,))
-fastest = {}
-for step in range(9):
-    for enabled in (False, True):
-        start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        model.zero_grad()
-        seconds = time.perf_counter() - start
-        if step > 1:
-            fastest[enabled] = min(seconds, fastest.get(enabled, seconds))
-print(fastest[False] / fastest[True])
-"""
-
-
-def measure_bf16(threads: int, cpus: Sequence[int], python: str) -> float | None:
-    """Return how many times as fast as fp32 bf16 is on these CPUs, None if that cannot be measured.
-
-    It takes some seconds, most of them to import torch.
-    """
-    command = [python, "-I", "-c", TRIAL, str(threads), *map(str, cpus)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
-        return round(float(done.stdout), 2)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None

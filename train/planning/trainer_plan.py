@@ -47,7 +47,6 @@ class TrainerFacts:
     `compile_problem` says why the backend of torch.compile cannot be used.
     `ask_model` has a child process build the model, for settings that only the model itself can answer.
     `reads_resume` says that a checkpoint to resume from is on this node.
-    `bf16_speedup` is how many times as fast as fp32 bf16 was on this CPU, None where that was not measured.
     `winograd_kernel` says whether Winograd's convolution is compiled.
     """
 
@@ -55,7 +54,6 @@ class TrainerFacts:
     compile_problem: str = ""
     ask_model: Callable[[], ModelReport] = ModelReport
     reads_resume: bool = True
-    bf16_speedup: float | None = None
     winograd_kernel: bool = False
 
 
@@ -83,7 +81,7 @@ def plan_trainer(
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source, dataset, machine.memory_bytes)
-    precision = decide_precision(given, plan.device, machine, facts.bf16_speedup)
+    precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
     winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=facts.winograd_kernel)
     report = facts.ask_model()  # takes seconds, so what can be refused without it is refused before

@@ -40,18 +40,6 @@ def test_auto_precision_uses_bf16_if_cpu_supports_it(
     assert {decision.key: decision.text for decision in made.decisions}["precision"] == why
 
 
-@pytest.mark.parametrize(
-    ("speedup", "precision"), [(4.0, "bf16"), (1.05, "bf16"), (1.04, "fp32"), (0.3, "fp32"), (None, "bf16")]
-)
-def test_measurement_decides_where_the_cpu_has_bf16(speedup: float | None, precision: str) -> None:
-    node = replace(make_machine(4), cpu_flags=("avx512_bf16",))
-    given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
-    made = plan_trainer(make_test_plan(node), given, SMALL, node, TrainerFacts(bf16_speedup=speedup))
-    assert made.the_trainer().precision == precision
-    reason = {decision.key: decision.text for decision in made.decisions}["precision"]
-    assert ("in a short measurement bf16 was" in reason) is (speedup is not None)
-
-
 def hopper(capability: int = 90, versions: dict[str, str] | None = None) -> Machine:
     node = make_machine(4, gpus=1)
     gpus = tuple(replace(gpu, capability=capability) for gpu in node.gpus)
