@@ -21,6 +21,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_bias(given)
     check_smallest_images(given, dataset)
+    check_augment(given.values, dataset.shape[0])
     check_optimizer(given)
     check_choice(given, dataset)
     check_teacher(given.values, dataset)
@@ -81,6 +82,18 @@ def check_bias(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a model without biases, unless it is the cnn."""
     if not given.values.bias and given.values.model != "cnn":
         raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
+
+
+def check_augment(settings: TrainSettings, channels: int) -> None:
+    """Raise `UserError` for flips that the transform does not make, and for colors that gray images do not have."""
+    transform, names = settings.transform_of(channels), {part.split("-")[0] for part in settings.augment.split(",")}
+    problem = ""
+    if "hflip" in names and transform in ("none", "book"):
+        problem = f"hflip says how often the transform flips, and TRAIN_TRANSFORMS is {transform}. Take flip-crop"
+    elif "gray" in names and channels == 1:
+        problem = "the images are gray. Leave gray out"
+    if problem:
+        raise UserError(f"TRAIN_AUGMENT={settings.augment}: {problem}.")
 
 
 def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:

@@ -23,6 +23,7 @@ FROM_MEMORY = "batches come from memory, without loader workers"
 ON_ONE_RANK = "one rank has no others to synchronize with"
 ONLY_TEACHER = "TRAIN_TEACHER_WEIGHT is 1"
 OF_THE_LABELS = ("label_smoothing", "class_weights", "loss")
+MIXES, UNMIXED = ("mixup_alpha", "cutmix_alpha"), "TRAIN_UNMIXED_EPOCHS leaves no epoch to mix"
 NO_DECAY = "the optimizer has no weight decay"
 
 
@@ -71,6 +72,8 @@ def exclusions(
             not settings.steps and epochs <= last_epochs,
             "the run has no more epochs, or no other evaluation than the last",
         ),
+        *((name, not settings.steps and settings.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
+        ("unmixed_epochs", not (settings.mixup_alpha or settings.cutmix_alpha), "nothing is mixed"),
         ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
         ("eval_size", settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),
         (
@@ -220,11 +223,12 @@ def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) ->
 def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> Decision:
     """Return the transforms of the training images; auto flips and shifts color images only."""
     settings = given.values
-    if settings.transforms != "auto":
-        return make_decision("transforms", settings.transforms, "", "", given.sources.get("transforms", ""))
-    if dataset.shape[0] == 3 and settings.dataset != "synthetic":
-        return Decision("transforms", "flip-crop", "color images are flipped and shifted")
-    return Decision("transforms", "none", "flips change digits, and gray images may be such")
+    name = settings.transform_of(dataset.shape[0])
+    reasons = {
+        "flip-crop": "color images are flipped and shifted",
+        "none": "flips change digits, and gray images may be such",
+    }
+    return make_decision("transforms", name, reasons.get(name, ""), "", given.sources.get("transforms", ""))
 
 
 def decide_tensorboard(settings: TrainSettings) -> tuple[Decision, ...]:

@@ -19,6 +19,10 @@ OwnCode = Annotated[
         title="package.module:function or hf:NAME",
     ),
 ]
+# One part of TRAIN_AUGMENT.
+AUGMENTATION = (
+    r"(trivial|auto|3augment|rand-([12]?\d|30)-[1-9]|(jitter|gray|blur|vflip|hflip)-(0(\.\d+)?|1(\.0+)?|\.\d+))"
+)
 # Datasets whose images are files of the user.
 FILE_DATASETS = ("imagefolder", "csv", "shards")
 # The score of each task: mean average precision, and the coefficient of determination.
@@ -190,11 +194,16 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                pattern=r"^(none|trivial|augmix|rand-([12]?\d|30)-[1-9])$",
-                title="none, trivial, augmix, or rand-M-N with magnitude M up to 30 and N operations",
+                pattern=rf"^(none|{AUGMENTATION}(,{AUGMENTATION})*)$",
+                title="none, or with commas trivial, auto, 3augment, rand-M-N, and jitter-X, gray-X, blur-X, vflip-X,"
+                " hflip-X with X from 0 to 1",
             ),
         ],
-        about("Further augmentation of each image: TrivialAugment, RandAugment (rand-9-2) or AugMix."),
+        about(
+            "Further augmentation of each image, in the order named: TrivialAugment, AutoAugment, 3-Augment,"
+            " RandAugment (rand-9-2), color jitter by a strength, gray, blur and flips by a chance. hflip-0 keeps the"
+            " transform from flipping."
+        ),
     ] = "none"
     erasing: Annotated[Fraction, about("Random erasing: the fraction of images that lose a box.")] = 0.0
     repeated_augment: Annotated[
@@ -229,6 +238,15 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     ] = "auto"
     mixup_alpha: Annotated[Alpha, about("Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
     cutmix_alpha: Annotated[Alpha, about("Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
+    unmixed_epochs: Annotated[
+        Annotated[int, Meta(ge=0, le=10**6)], about("Last epochs, in which mixup and CutMix are off.", speed=False)
+    ] = 0
+
+    def transform_of(self, channels: int) -> str:
+        """Return the transform; auto flips and shifts color images only, because flips change digits."""
+        if self.transforms != "auto":
+            return self.transforms
+        return "flip-crop" if channels == 3 and self.dataset != "synthetic" else "none"
 
     @property
     def score(self) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train.transforms.augment import FLIP_CHANCE
 from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Size, View
 
@@ -18,12 +19,12 @@ def max_shift(height: int) -> int:
     return max(1, MAX_SHIFT_AT_32PX * height // 32)
 
 
-def sample_params(count: int, height: int, random: torch.Generator) -> Tensor:
+def sample_params(count: int, height: int, random: torch.Generator, flips: float = FLIP_CHANCE) -> Tensor:
     """Return (count, 3) int64 on the CPU: vertical shift, horizontal shift, and 1 to flip the image."""
     most = max_shift(height)
     shifts = torch.randint(-most, most + 1, (count, 2), generator=random)
-    flips = torch.randint(0, 2, (count, 1), generator=random)
-    return torch.cat((shifts, flips), dim=1)
+    flipped = torch.rand(count, 1, generator=random) < flips
+    return torch.cat((shifts, flipped.long()), dim=1)
 
 
 def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 # For each try an area and a ratio, then the place across and down, then whether to flip.
 DRAWS = 2 * TRIES + 3
-FLIP_SHARE = 0.5
 
 
 def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
@@ -30,11 +29,11 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
     return torch.rand(count, DRAWS, generator=random)
 
 
-def train_views(params: Tensor, output: Size, smallest: float) -> list[View]:
-    """Return a random crop of at least the area `smallest` for each image, and whether it is flipped."""
+def train_views(params: Tensor, output: Size, smallest: float, flips: float) -> list[View]:
+    """Return a random crop of at least the area `smallest` for each image, flipped by a chance."""
     mirrored = np.arange(output[0] - 1, -1, -1, dtype=np.intc)
     return [
-        View(partial(random_crop, draws, smallest), None, mirrored if draws[-1] < FLIP_SHARE else None)
+        View(partial(random_crop, draws, smallest), None, mirrored if draws[-1] < flips else None)
         for draws in params.tolist()
     ]
 
@@ -59,7 +58,7 @@ def random_crop(draws: Sequence[float], smallest: float, size: Size) -> Box:
     return left, top, left + across, top + down
 
 
-def apply(images: Tensor, rows: Tensor, params: Tensor, smallest: float) -> Tensor:
+def apply(images: Tensor, rows: Tensor, params: Tensor, smallest: float, flips: float) -> Tensor:
     """Return the images `rows` of (N, H, W, C) images in memory: a random crop of each, resized to H and W, as floats.
 
     Crops are smaller than the image, so they are only enlarged: bilinear, as torchvision's resized crop.
@@ -67,7 +66,7 @@ def apply(images: Tensor, rows: Tensor, params: Tensor, smallest: float) -> Tens
     _, height, width, _ = images.shape
     draws = params.tolist()
     boxes = torch.tensor([random_crop(one, smallest, (width, height)) for one in draws], device=images.device)
-    flipped = torch.tensor([one[-1] < FLIP_SHARE for one in draws], device=images.device)
+    flipped = torch.tensor([one[-1] < flips for one in draws], device=images.device)
     return resize_boxes(images.index_select(0, rows), boxes, flipped)
 
 

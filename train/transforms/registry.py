@@ -11,6 +11,7 @@ from torch import Tensor
 
 from train.settings import ImageShape, TrainSettings
 from train.transforms import book, flip_crop, imagenet
+from train.transforms.augment import flip_chance
 from train.transforms.image_part import PLAIN_VIEW, Crop, Size, View
 
 
@@ -61,23 +62,24 @@ def select(images: Tensor, rows: Tensor, _: Tensor) -> Tensor:
 
 TRANSFORMS: Mapping[str, Transform] = {
     "none": Transform(None, select, identity),
-    "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity, train_views=flip_crop.train_views),
     "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, is_permutation=False),
 }
 
 
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
-    """Return the configured transform; auto flips and shifts color images only, because flips change digits."""
-    if settings.transforms == "imagenet":
+    """Return the configured transform."""
+    name, flips = settings.transform_of(channels), flip_chance(settings.augment)
+    if name == "imagenet":
         smallest, share = settings.crop_scale, settings.crop_ratio
         return Transform(
             imagenet.sample_params,
-            partial(imagenet.apply, smallest=smallest),
+            partial(imagenet.apply, smallest=smallest, flips=flips),
             partial(imagenet.eval_transform, share=share),
             is_permutation=False,
-            train_views=partial(imagenet.train_views, smallest=smallest),
+            train_views=partial(imagenet.train_views, smallest=smallest, flips=flips),
             eval_crop=partial(imagenet.eval_crop, share=share),
         )
-    if settings.transforms != "auto":
-        return TRANSFORMS[settings.transforms]
-    return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]
+    if name == "flip-crop":
+        sample_params = partial(flip_crop.sample_params, flips=flips)
+        return Transform(sample_params, flip_crop.apply, identity, train_views=flip_crop.train_views)
+    return TRANSFORMS[name]

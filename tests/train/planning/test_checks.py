@@ -21,6 +21,12 @@ SKIPPING = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets", "TRAIN_ON_
         ({"TRAIN_PROFILE": "20", "TRAIN_EPOCHS": "1"}, "this run has 22. Lower it to 17 or train longer."),
         ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "resnet18"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
         ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "speednet"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
+        (
+            {"TRAIN_AUGMENT": "trivial,hflip-0"},
+            "TRAIN_AUGMENT=trivial,hflip-0: hflip says how often the transform flips",
+        ),
+        ({"TRAIN_AUGMENT": "hflip-0.5", "TRAIN_TRANSFORMS": "book"}, "and TRAIN_TRANSFORMS is book. Take flip-crop"),
+        ({"TRAIN_AUGMENT": "gray-0.1"}, "TRAIN_AUGMENT=gray-0.1: the images are gray. Leave gray out."),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10"}, "TRAIN_PRUNE_WARMUP=1: TRAIN_STEPS=10 are 1 epochs. Lower"),
     ],
 )
@@ -35,6 +41,7 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
         ({"TRAIN_BIAS": "0"}, DIGITS),
+        ({"TRAIN_AUGMENT": "hflip-0,gray-0.1"}, DatasetInfo(100, (3, 32, 32), train_images=100)),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "23"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10", **SKIPPING}, DatasetInfo(99, (1, 8, 8), train_images=640)),
     ],

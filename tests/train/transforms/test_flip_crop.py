@@ -32,3 +32,4 @@ def test_shifts_are_symmetric_and_half_are_flipped() -> None:
     assert drawn[:, :2].abs().max() == 2
     assert drawn[:, :2].mean().abs() < 0.05
     assert abs(drawn[:, 2].mean() - 0.5) < 0.02
+    assert not flip_crop.sample_params(200, 32, make_generator("many"), 0.0)[:, 2].any()

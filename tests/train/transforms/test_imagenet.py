@@ -60,9 +60,10 @@ def test_crop_that_never_fits_is_in_the_middle() -> None:
 def test_half_of_the_images_are_flipped() -> None:
     params = sample_params(2000, 0, torch.Generator().manual_seed(1))
     assert params.shape == (2000, DRAWS)
-    views = train_views(params, (4, 4), 0.08)
+    views = train_views(params, (4, 4), 0.08, 0.5)
     flipped = [view for view in views if view.columns is not None]
     assert 900 < len(flipped) < 1100
+    assert not any(view.columns is not None for view in train_views(params, (4, 4), 0.08, 0.0))
     assert flipped[0].columns is not None
     assert flipped[0].columns.tolist() == [3, 2, 1, 0]
     assert all(view.rows is None for view in views)
@@ -83,7 +84,7 @@ def test_crops_from_memory_equal_torchvisions(size: Size) -> None:
     images = torch.randint(0, 256, (6, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     rows, params = torch.tensor([5, 0, 3, 3]), sample_params(4, 0, torch.Generator().manual_seed(3))
     params[:, -1] = torch.tensor([0.1, 0.9, 0.1, 0.9])
-    found = apply(images, rows, params, 0.08)
+    found = apply(images, rows, params, 0.08, 0.5)
     for index, (row, draws) in enumerate(zip(rows.tolist(), params.tolist(), strict=True)):
         left, top, right, bottom = (int(one) for one in random_crop(draws, 0.08, size))
         image = images[row].permute(2, 0, 1).float()

@@ -95,6 +95,8 @@ class BatchSampler:
         whole = [torch.arange(size)[shard_slice(size, part, parts)] for part in range(parts)]
         shards = [part[shard_slice(len(part), self.group.rank, self.group.world_size)] for part in whole]
         counts = {name: augmentation.count_draws(self.settings) for name, augmentation in AUGMENTATIONS.items()}
+        mixed_epochs = self.settings.total_epochs(self.steps_per_epoch) - self.settings.unmixed_epochs
+        is_mixed = epoch < mixed_epochs and (self.settings.mixup_alpha or self.settings.cutmix_alpha)
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             params = torch.empty(size, 0)
@@ -106,7 +108,7 @@ class BatchSampler:
                 if count
             }
             mix: MixParams | None = None
-            if self.settings.mixup_alpha or self.settings.cutmix_alpha:
+            if is_mixed:
                 sides = self.transform.shape(self.shape)[1:]
                 mix = sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
             parts_of_step = shards

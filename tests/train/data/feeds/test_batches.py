@@ -51,6 +51,12 @@ def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list
     return steps
 
 
+def test_last_epochs_are_not_mixed() -> None:
+    settings = train_settings({"batch_size": 16, "mixup_alpha": 0.4, "unmixed_epochs": 2, "epochs": 5})
+    source = memory_source(settings, 0, 1)
+    assert [bool(next(source.train_batches(epoch)).mixed_labels) for epoch in range(5)] == [True] * 3 + [False] * 2
+
+
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 3), (2, 3), (3, 1), (16, 1)])
 @pytest.mark.parametrize(
     ("transforms", "mixed"),
