@@ -33,6 +33,7 @@ setup(
             "data/digits_license.txt",
             "report/*.jinja",
             "report/page.css",
+            "recipes/*.toml",
         ],
         f"{OWN}.train.kernels": ["*.cpp", "kernels.sh"],
     },

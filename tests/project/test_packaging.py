@@ -27,6 +27,7 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     modules |= {"entrypoint/py.typed", "train/py.typed", "train/data/digits.csv.gz", "train/data/digits_license.txt"}
     modules.add("train/report/report.html.jinja")
     modules |= {f"train/kernels/{name}" for name in ("winograd.cpp", "jpeg.cpp", "kernels.sh")}
+    modules |= {f"train/recipes/{path.name}" for path in (ROOT / "train/recipes").iterdir()}
     assert {f"reference_training/_own/{name}" for name in modules} <= names
     tops = {name.split("/")[0] for name in names} - {name for name in names if ".dist-info" in name}
     assert {top for top in tops if "-" not in top} == {"reference_training", "reference_training.pth"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -18,43 +19,22 @@ from train.planning.image_sizes import image_sizes
 from train.setting_groups.model import OWN_MODELS, TIMM_PREFIX
 from train.settings import ImageShape, TrainSettings
 
-# The network, label smoothing and test-time augmentation of airbench94 (arXiv:2404.00498). Muon (arXiv:2502.16982) is
-# what gains most over its SGD: benchmarks/README.md has the worth of each part.
-AIRBENCH = {
-    "optimizer": "timm:muon",
-    "optimizer_args": "momentum=0.6 nesterov=true",
-    "batch_size": "1024",
-    "lr": "0.03",
-    "weight_decay": "0.5",
-    "decay_norms": "0",
-    "schedule": "onecycle",
-    "warmup": "0.1",
-    "label_smoothing": "0.2",
-    "transforms": "flip-crop",
-    "test_time_augment": "flip-shift",
-    "eval_every": "1000",
-    "precision": "auto",
-}
+# A file in TOML for each.
+FOLDER = Path(__file__).parents[1] / "recipes"
+FINE_TUNING = "finetune"
+# The side of images that the sizes of a recipe's schedule are for.
+CIFAR_SIDE = 32
 # Settings that fit a recipe's own optimizer, and no other one that a user chooses.
 OF_THE_OPTIMIZER = ("optimizer_args", "lr", "head_lr", "weight_decay", "decay_norms")
-# For a CPU, which has minutes where a GPU has seconds: half the filters, and smaller images first, so that more epochs
-# fit into them. The sizes end with CIFAR-10's, so images of another size are not resized.
-CIFAR_SIDE = 32
-ON_CPU = {
-    "model": "speednet-half",
-    "batch_size": "512",
-    "lr": "0.04",
-    "weight_decay": "0.2",
-    "epochs": "10",
-    "size_schedule": f"20:0.6,{CIFAR_SIDE}",
-}
-# By device.
-RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "speedrun": {
-        "cpu": {**AIRBENCH, **ON_CPU},
-        "cuda": {**AIRBENCH, "model": "speednet", "epochs": "10"},
-    },
-}
+
+
+def read_recipe(name: str, device: str = "") -> dict[str, str]:
+    """Return the settings of a recipe as text, by field; a table of the file may have others for a device."""
+    import tomllib  # late: few runs name a recipe
+
+    tables = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    values = {**tables["train"], **tables.get(device, {})}
+    return {field: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()}
 
 
 def with_recipe(
@@ -68,8 +48,10 @@ def with_recipe(
     Raises `UserError` for an optimizer that is not installed.
     """
     name = given.values.recipe
-    by_data = {} if "recipe" in given.sources else fine_tuning_values(given, dataset, at_hand)
-    recipe = RECIPES[name][plan.device] if name in RECIPES else by_data
+    if name == FINE_TUNING or "recipe" not in given.sources:
+        recipe = fine_tuning_values(given, dataset, at_hand)
+    else:
+        recipe = {} if name == "default" else read_recipe(name, plan.device)
     needs = recipe.get("optimizer", "")
     if "optimizer" not in given.sources and needs.startswith(TIMM_PREFIX) and find_spec("timm") is None:
         raise UserError(
@@ -77,10 +59,12 @@ def with_recipe(
             " timm`, or set TRAIN_OPTIMIZER=sgd."
         )
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
-    left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
+    left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ()), *(["epochs"] if given.values.steps else ())}
     has_own_model = "model" in given.sources and given.values.model != recipe.get("model")
     has_side = min(image_sizes(given.values, dataset.shape).train[1:]) == CIFAR_SIDE
-    if has_own_model or not has_side or given.values.transforms == "book":
+    if has_own_model:
+        left_out |= {"size_schedule", "model_args"}
+    if not has_side or given.values.transforms == "book":
         left_out.add("size_schedule")
     chosen = {field: text for field, text in recipe.items() if field not in left_out}
     if not chosen:
@@ -89,7 +73,7 @@ def with_recipe(
     values = replace(given.values, **{field: parse_value(text, types[field]) for field, text in chosen.items()})
     text = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
     variables = {variable_name("TRAIN_", field): text for field, text in chosen.items()}
-    value = name if name in RECIPES else "fine-tuning" if "lr" in chosen else "photos"
+    value = name if name != "default" else "fine-tuning" if "lr" in chosen else "photos"
     decision = make_decision("recipe", value, "your own settings win", text, given.sources.get("recipe", ""))
     plan = replace(plan.with_variables(variables), decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan
@@ -100,16 +84,6 @@ SMALLEST_SIDE, LARGEST_OF_CNN = 32, 96
 # Small images are enlarged to this side. More images than these are enough for a network of their own, and an epoch of
 # so few has too few steps.
 ENLARGED_SIDE, FEW_IMAGES, FEW_STEPS = "128", 10_000, 2_000
-# AdamW at small rates keeps what the weights know, and BatchNorm keeps ImageNet's statistics, since those of small
-# batches of few images are worse: train/README.md has the figures.
-FINE_TUNING = {
-    "optimizer": "adamw",
-    "lr": "0.0003",
-    "head_lr": "0.01",
-    "weight_decay": "0.05",
-    "freeze": "statistics",
-    "label_smoothing": "0.1",
-}
 # From here on a network of random weights learns the images by heart.
 PARAMETERS_PER_IMAGE = 1000
 NETWORK_SETTINGS = ("model", "weights", "bias", "prune_ratio")
@@ -118,24 +92,26 @@ NETWORK_SETTINGS = ("model", "weights", "bias", "prune_ratio")
 def fine_tuning_values(
     parsed: ParsedSettings[TrainSettings], dataset: DatasetInfo, at_hand: Collection[str]
 ) -> Mapping[str, str]:
-    """Return what the data set and the weights decide where no recipe is named, by field.
+    """Return the recipe `finetune` with what the data set and the weights decide, by field.
+
+    Where it is not named, only known weights are fine-tuned.
 
     `at_hand` are the networks whose weights need no download.
     """
     settings = parsed.values
     if settings.evaluate:
         return {}
+    is_asked = settings.recipe == FINE_TUNING
     has_own = any(name in parsed.sources for name in NETWORK_SETTINGS)
     network = {} if has_own else default_network(settings, dataset, at_hand)
     weights, model = network.get("weights", settings.weights), network.get("model", settings.model)
-    is_known = model not in OWN_MODELS and not settings.is_own_model
+    is_known = weights and model not in OWN_MODELS and not settings.is_own_model
     images = images_to_train(settings, dataset)
     whole = {"batch_size": str(images)} if settings.reads_files and 0 < images < settings.batch_size else {}
-    if not weights or not is_known:
+    if not is_asked and not is_known:
         return {**network, **whole}
     batch = {"batch_size": str(min(32, images or 32))} if dataset.train_images <= FEW_STEPS else {}
-    epochs = {} if settings.steps else {"epochs": "6"}
-    return {**network, **FINE_TUNING, **batch, **epochs}
+    return {**read_recipe(FINE_TUNING), **network, **batch}
 
 
 def warn_of_size(

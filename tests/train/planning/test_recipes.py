@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.cli.command_table import all_groups
+from entrypoint.cli.config_file import read_config
+from entrypoint.core.settings_base import describe_settings
 from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
@@ -16,7 +19,7 @@ from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.weights_origin import PACKAGED_NETWORK, POOLING_NETWORK, downloaded_weights
 from train.planning.model_report import needs_report
-from train.planning.recipes import FINE_TUNING, RECIPES, cnn_parameters, warn_of_size, with_recipe
+from train.planning.recipes import FINE_TUNING, FOLDER, cnn_parameters, read_recipe, warn_of_size, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
 CIFAR = DatasetInfo(100, (3, 32, 32), train_images=100)
@@ -116,11 +119,40 @@ def test_what_a_recipe_cannot_do_names_the_recipe(entrypoint: Entrypoint, env: d
         )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_a_file_of_settings_and_a_name() -> None:
+    names = {path.stem for path in FOLDER.iterdir()}
+    (about,) = [setting for setting in describe_settings(TrainSettings) if setting.name == "recipe"]
+    assert {*names, "default"} == set(about.choices)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FOLDER.iterdir()])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_recipes_contain_only_settings(name: str, device: str) -> None:
-    fields = {f"TRAIN_{field.upper()}": text for field, text in RECIPES[name][device].items()}
-    assert set(read_train_settings(fields, {}).sources) == set(RECIPES[name][device])
+    recipe = read_recipe(name, device)
+    fields = {f"TRAIN_{field.upper()}": text for field, text in recipe.items()}
+    assert set(read_train_settings(fields, {}).sources) == set(recipe)
+
+
+@pytest.mark.parametrize("name", ["finetune", "imagenet", "vit"])
+def test_recipe_is_a_file_of_settings_to_copy(name: str) -> None:
+    assert read_config(FOLDER / f"{name}.toml", all_groups())
+
+
+def test_recipe_of_another_size_of_data() -> None:
+    values, _ = with_it({"TRAIN_RECIPE": "imagenet", "TRAIN_STEPS": "9"}, PHOTO)
+    assert (values.model, values.lr, values.epochs, values.steps) == ("resnet50", 0.4, TrainSettings().epochs, 9)
+    own, _ = with_it({"TRAIN_RECIPE": "vit", "TRAIN_MODEL": "resnet18"}, PHOTO)
+    assert (own.model_args, own.optimizer, own.mixup_alpha) == ("", "timm:lamb", 0.8), "the arguments are the model's"
+
+
+def test_fine_tuning_by_name_takes_weights_from_where_they_are() -> None:
+    asked = {**FOLDER_SETTINGS, "TRAIN_RECIPE": "finetune"}
+    values = chosen(asked, PHOTO)
+    assert (values.model, values.weights, values.epochs) == (PACKAGED_NETWORK, "pretrained", 6)
+    values = chosen(asked, PHOTO, at_hand=())
+    assert (values.model, values.weights) == (POOLING_NETWORK, "pretrained"), "which is downloaded"
+    values = chosen({**asked, "TRAIN_MODEL": "a:b", "TRAIN_WEIGHTS": "a.pth"}, PHOTO)
+    assert (values.model, values.weights, values.lr) == ("a:b", "a.pth", 0.0003)
 
 
 @pytest.mark.versions
@@ -141,7 +173,7 @@ def test_recipe_run_records_its_settings(entrypoint: Entrypoint) -> None:
     assert (settings["recipe"], settings["model"], settings["epochs"]) == ("speedrun", "speednet-half", 2)
 
 
-FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "photos"}
+FOLDER_SETTINGS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "photos"}
 BOTH = (PACKAGED_NETWORK, POOLING_NETWORK)
 PHOTO, SMALL, TINY = (3, 224, 224), (3, 32, 32), (3, 16, 16)
 
@@ -172,7 +204,7 @@ def chosen(
 def test_network_fits_the_images(
     shape: tuple[int, int, int], images: int, at_hand: tuple[str, ...], model: str, weights: str, size: object
 ) -> None:
-    values = chosen(FOLDER, shape, images, at_hand)
+    values = chosen(FOLDER_SETTINGS, shape, images, at_hand)
     assert (values.model, values.weights, values.image_size) == (model, weights, size)
 
 
@@ -190,7 +222,7 @@ def test_network_fits_the_images(
     ],
 )
 def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict[str, str], batch: int) -> None:
-    assert chosen(FOLDER | more, PHOTO, images, at_hand).batch_size == batch
+    assert chosen(FOLDER_SETTINGS | more, PHOTO, images, at_hand).batch_size == batch
 
 
 @pytest.mark.parametrize(
@@ -206,22 +238,25 @@ def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict
     ],
 )
 def test_own_network_stays(own: dict[str, str]) -> None:
-    assert chosen({**FOLDER, **own}, PHOTO).model == "cnn"
+    assert chosen({**FOLDER_SETTINGS, **own}, PHOTO).model == "cnn"
 
 
 def test_weights_are_fine_tuned_and_own_settings_win() -> None:
     resnet = {"TRAIN_MODEL": "resnet50", "TRAIN_WEIGHTS": "pretrained"}
-    values = chosen({**FOLDER, **resnet}, PHOTO)
+    values = chosen({**FOLDER_SETTINGS, **resnet}, PHOTO)
     assert (values.lr, values.head_lr, values.freeze, values.epochs, values.batch_size) == (
         0.0003, 0.01, "statistics", 6, 32,
     )  # fmt: skip
-    assert chosen({**FOLDER, **resnet, "TRAIN_FREEZE": "backbone"}, PHOTO).freeze == "backbone"
-    assert chosen({**FOLDER, **resnet, "TRAIN_STEPS": "9"}, PHOTO).epochs == TrainSettings().epochs
-    sgd = chosen({**FOLDER, **resnet, "TRAIN_OPTIMIZER": "sgd"}, PHOTO)
+    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_FREEZE": "backbone"}, PHOTO).freeze == "backbone"
+    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_STEPS": "9"}, PHOTO).epochs == TrainSettings().epochs
+    sgd = chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_OPTIMIZER": "sgd"}, PHOTO)
     assert (sgd.lr, sgd.head_lr, sgd.weight_decay) == ("auto", None, TrainSettings().weight_decay)
-    assert chosen({**FOLDER, **resnet}, PHOTO, images=50_000).batch_size == TrainSettings().batch_size
-    own_model = chosen({**FOLDER, "TRAIN_MODEL": "a:b", "TRAIN_WEIGHTS": "a.pth"}, PHOTO)
-    assert all(getattr(own_model, name) == getattr(TrainSettings(), name) for name in FINE_TUNING)
+    assert chosen({**FOLDER_SETTINGS, **resnet}, PHOTO, images=50_000).batch_size == TrainSettings().batch_size
+    own_model = chosen({**FOLDER_SETTINGS, "TRAIN_MODEL": "a:b", "TRAIN_WEIGHTS": "a.pth"}, PHOTO)
+    defaults = TrainSettings()
+    assert all(
+        getattr(own_model, name) == getattr(defaults, name) for name in read_recipe(FINE_TUNING) if name != "weights"
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +265,7 @@ def test_weights_are_fine_tuned_and_own_settings_win() -> None:
 )
 def test_network_that_is_too_large_is_named(environ: dict[str, str], images: int, warned: str) -> None:
     dataset = DatasetInfo(images, SMALL, train_images=images, classes=tuple("0123456789"))
-    said = warn_of_size(read_train_settings({**FOLDER, **environ}, {}), dataset, SMALL, 0)
+    said = warn_of_size(read_train_settings({**FOLDER_SETTINGS, **environ}, {}), dataset, SMALL, 0)
     assert bool(said) is bool(warned)
     assert all(line.startswith(warned) for line in said)
 
