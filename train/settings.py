@@ -125,6 +125,16 @@ class TrainSettings(OptimizationSettings, frozen=True, kw_only=True):
             needs="checkpoint_every",
         ),
     ] = 2
+    keep_best: Annotated[
+        Positive,
+        about(
+            "Best checkpoints to keep, which `entrypoint average` takes. Object storage gets the first of them.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            needs="checkpoint_every",
+        ),
+    ] = 1
     log_interval: Annotated[
         Auto | Positive,
         about("Steps between log lines. auto: about five lines per epoch.", speed=False, resume="may_change"),
@@ -166,6 +176,16 @@ class TrainSettings(OptimizationSettings, frozen=True, kw_only=True):
             needs="evaluate",
         ),
     ] = None
+    average: Annotated[
+        str,
+        about(
+            "average: the models whose mean is computed, with commas.",
+            speed=False,
+            resume="may_change",
+            evaluate="own",
+            needs="evaluate",
+        ),
+    ] = ""
     max_loss: Annotated[
         NotNegative | None,
         about(
@@ -200,8 +220,13 @@ class TrainSettings(OptimizationSettings, frozen=True, kw_only=True):
 
     @property
     def tests_only(self) -> bool:
-        """Whether the training images are not needed: an evaluation that does not quantize."""
-        return bool(self.evaluate) and self.max_loss is None
+        """Whether the training images are not needed: an evaluation that neither quantizes nor averages."""
+        return bool(self.evaluate) and self.max_loss is None and not self.average
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many of the newest checkpoints are kept, and how many of the best."""
+        return self.keep_checkpoints, self.keep_best
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the whole run."""

@@ -55,7 +55,7 @@ def ours(task: Task) -> Iterator[int]:
     images, _ = list_splits(task.data)
     dataset = ImageDataset((images, images), shape, View(eval_crop((task.side, task.side), 0.875)))
     workers = WorkerSpec(frozenset(os.sched_getaffinity(0)), WORKERS)
-    with BatchLoader(dataset, workers, settings, group.device) as loader:
+    with BatchLoader(dataset, workers, group.device) as loader:
         mean, deviation = (torch.tensor(one) * 255 for one in IMAGENET)
         source = StreamSource(loader, settings, group, Normalize.from_stats(mean, deviation, group.device))
         epoch = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
         is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
         shape = (trained.shape[0], *facts.shape[1:]) if is_asked else trained.shape
-        facts = facts.with_shape(shape) if asked.values.reads_files else facts
+        facts = replace_fields(facts, shape=shape) if asked.values.reads_files else facts
     inputs = replace(inputs, previous=previous_run(asked.values))
     at_hand = weights_at_hand(inputs.environ) if asked.values.reads_files else ()
     training, plan = with_recipe(asked, make_plan(inputs), facts, at_hand)

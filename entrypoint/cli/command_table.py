@@ -87,6 +87,14 @@ COMMANDS: Mapping[str, Command] = {
         switches=("dry-run", "verbose"),
         flags_may_follow=True,
     ),
+    "average": Command(
+        module="evaluate",
+        help="write the mean of a run's best checkpoints, or of several models, and evaluate it",
+        words=" RUN [RUN ...] [flags]",
+        groups=("launch", "train"),
+        switches=("dry-run", "verbose"),
+        flags_may_follow=True,
+    ),
     "predict": Command(
         module="predict",
         help="print the class of each image by a trained model",

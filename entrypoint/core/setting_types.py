@@ -21,7 +21,7 @@ class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
     `resume`: another value than the checkpoint's is refused, accepted, or refused whatever the user says.
     `nodes`: whether the nodes of a job may have different values. `evaluate`: an evaluation takes the trained run's
     value, or has its own, or does not use it. `needs` is the setting that switches it on: `prune_ratio`,
-    `schedule=step,wsd` or `schedule!=constant`.
+    `schedule=step` or `schedule!=constant`.
     """
 
     basic: bool = False

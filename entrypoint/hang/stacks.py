@@ -73,7 +73,7 @@ def ask(process: int, answer: int, limit_s: float) -> str:
     """Send the signal and return what the process adds to its file; raises `NoStacksError`, OSError."""
     blocked_before, before = blocking_threads(process), os.fstat(answer).st_size
     send = signal_sender(process)  # to this process, should another one get its number
-    if not handles_signal(process):
+    if not has_signal(f"{process}/status", "SigCgt"):  # without a handler it would end
         raise NoStacksError(WITHOUT_HANDLER)
     send(STACK_SIGNAL)
     deadline = time.monotonic() + limit_s
@@ -82,11 +82,6 @@ def ask(process: int, answer: int, limit_s: float) -> str:
             raise NoStacksError(state_text(process) or f"without an answer in {limit_s:.0f} s: it blocks all signals")
         time.sleep(POLL_INTERVAL_S)
     return os.pread(answer, os.fstat(answer).st_size - before, before).decode(errors="replace")
-
-
-def handles_signal(process: int) -> bool:
-    """Return whether a process has a handler for the signal, which would end it otherwise."""
-    return has_signal(f"{process}/status", "SigCgt")
 
 
 def has_answered(process: int, blocked_before: set[str]) -> bool:

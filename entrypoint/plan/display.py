@@ -14,7 +14,7 @@ from entrypoint.core.errors import count_text
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import group_by_core
-from entrypoint.plan.model import Decision, Plan, RankPlan, Source
+from entrypoint.plan.model import Plan, RankPlan, Source
 
 # Where no terminal says how wide it is.
 DEFAULT_COLUMNS = 100
@@ -47,12 +47,6 @@ class Layout(Struct, frozen=True):
 PLAIN_LAYOUT = Layout()
 
 
-def matters(decision: Decision, plan: Plan) -> bool:
-    """Return whether a decision is one of those that people look for first, or not the planner's own."""
-    of_several = decision.key in OF_SEVERAL and plan.nodes.world_size > 1
-    return decision.key in FIRST_DECISIONS or of_several or decision.source != Source.AUTO
-
-
 def plan_lines(
     plan: Plan,
     layout: Layout = PLAIN_LAYOUT,
@@ -66,7 +60,9 @@ def plan_lines(
     """
     columns, color = layout.columns, layout.color
     decisions = [one for one in plan.decisions if only in ("", one.key)]
-    shown_ones = decisions if layout.verbose or only else [one for one in decisions if matters(one, plan)]
+    first = {*FIRST_DECISIONS, *(OF_SEVERAL if plan.nodes.world_size > 1 else ())}
+    looked_for = [one for one in decisions if one.key in first or one.source != Source.AUTO]
+    shown_ones = decisions if layout.verbose or only else looked_for
     hidden = len(decisions) - len(shown_ones)
     rows = [(one.key, one.value, one.text) for one in shown_ones]
     key_width = max(len(key) for key, _, _ in rows)

@@ -43,16 +43,14 @@ def is_own_program(peer: socket.socket) -> bool:
 
     Where there are no such files, the connection is accepted.
     """
-    there, here = (packed_address(*name) for name in (peer.getpeername(), peer.getsockname()))
+    there, here = (  # as /proc/net/tcp has an address: the number as it lies in memory, and the port
+        f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
+        for host, port in (peer.getpeername(), peer.getsockname())
+    )
     readable = [file for file in TCP_SOCKETS if file.exists()]
     rows = (line.split() for file in readable for line in file.read_text().splitlines())
     owners = [int(row[7]) for row in rows if row[1].endswith(there) and row[2].endswith(here)]
     return owners == [os.getuid()] or not readable
-
-
-def packed_address(host: str, port: int) -> str:
-    """Return an address as /proc/net/tcp has it: the number as it lies in memory, and the port."""
-    return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
 
 
 class StoreDoor:

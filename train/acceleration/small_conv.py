@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int]) -
     hooks = [
         module.register_forward_pre_hook(record_pixels, with_kwargs=True)
         for module in model.modules()
-        if is_eligible(module)
+        if is_plain(module) and has_settings(module) and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
     ]
     if not hooks:
         return model
@@ -75,11 +75,6 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int]) -
         module.weight.data = stored.copy_(module.weight.data)
         module.__class__ = SmallConv2d
     return model
-
-
-def is_eligible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Return whether a module is a convolution that one matrix can replace, with enough channels to be faster."""
-    return is_plain(module) and has_settings(module) and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
 
 
 def has_settings(module: nn.Conv2d) -> bool:

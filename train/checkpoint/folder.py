@@ -8,10 +8,12 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once
 from entrypoint.core.paths import exists, is_file, is_folder, read_regular
-from train.checkpoint.metadata import CHECKSUM_FILE, STEP_NAME
+from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_json
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
 # In the folder of a run.
@@ -61,7 +63,7 @@ def prepare(path: Path) -> Path:
     return temp_dir
 
 
-def commit(temp_dir: Path, path: Path, keep: int, *, best: bool) -> None:
+def commit(temp_dir: Path, path: Path, keep: tuple[int, int], *, best: bool) -> None:
     """Give a written checkpoint its name, link it if it is the best, and remove old ones; raises OSError."""
     sync_folder(temp_dir)
     replaced = temp_dir.with_name(temp_dir.name + REPLACED)
@@ -87,13 +89,29 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune_old(path: Path, keep: int, *, best: bool) -> None:
-    """Link a new checkpoint if it is the best, then remove all but the newest `keep`, the best one and the new one."""
+class Scored(msgspec.Struct):
+    """What a checkpoint's metadata says of its worth."""
+
+    score: float | None = None
+
+
+def best_first(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder whose score is known, the best first, and of equal ones the newest."""
+    complete = filter(is_checkpoint, list_newest_first(folder))
+    known = {checkpoint: read_json(checkpoint / METADATA_FILE, Scored) for checkpoint in complete}
+    scores = {checkpoint: saved.score for checkpoint, saved in known.items() if saved and saved.score is not None}
+    return sorted(scores, key=scores.__getitem__, reverse=True)
+
+
+def prune_old(path: Path, keep: tuple[int, int], *, best: bool) -> None:
+    """Link a new checkpoint if it is the best, then remove all but the new one, the newest and the best ones."""
     if best:
         point_to_best(path)
+    newest_kept, best_kept = keep
+    kept = {path, *(best_first(path.parent)[:best_kept] if best_kept > 1 else ())}
     complete = [checkpoint for checkpoint in list_newest_first(path.parent) if is_checkpoint(checkpoint)]
-    for old in complete[keep:]:
-        if old != path and old.resolve() != best_checkpoint(path.parent):
+    for old in complete[newest_kept:]:
+        if old not in kept and old.resolve() != best_checkpoint(path.parent):
             remove_tree(old)
 
 

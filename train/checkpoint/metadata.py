@@ -106,6 +106,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
     `examples` counts the examples of the current epoch that were trained on. `seconds` is the training time so far.
     `losses` holds one loss per step of the current epoch. `best` is the best score saved so far.
+    `score` is that of these weights, on the images that choose, if it is known.
     `best_metric` is the best value of what early stopping looks at, `stale_epochs` epochs ago. `skipped_steps` changed
     nothing. `plan` is the run's plan. `tensors` is the index of all tensors by section and name. No generator state is
     saved: order, transforms, mixing and dropout are functions of seed, epoch, step and rank.
@@ -117,6 +118,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     examples: Count = 0
     seconds: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
     best: Annotated[float, Meta(le=100)] = NO_BEST
+    score: Annotated[float, Meta(le=100)] | None = None
     losses: tuple[float, ...] = ()
     stale_epochs: Count = 0
     best_metric: float | None = None

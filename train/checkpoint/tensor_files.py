@@ -91,10 +91,10 @@ def os_error_of(error: SafetensorError) -> OSError | None:
 FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors", EMA: "ema.safetensors"}
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False) -> Path:
-    """Write a checkpoint atomically, then remove all but the newest `keep` and the best; returns its path.
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: tuple[int, int], *, best: bool = False) -> Path:
+    """Write a checkpoint atomically, then remove all but the newest and the best that it may `keep`.
 
-    `best` marks it as the best so far. Raises OSError.
+    Returns its path. `best` marks it as the best so far. Raises OSError.
     """
     folder.mkdir(exist_ok=True)
     path = folders.checkpoint_path(folder, checkpoint.metadata.step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -59,10 +59,6 @@ class DatasetInfo:
     constant: tuple[str, ...] = ()
     task: str = "classify"
     problem: str = ""
-
-    def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
-        """Return the same set with images of another shape."""
-        return replace(self, shape=shape)
 
     @property
     def bytes(self) -> int:

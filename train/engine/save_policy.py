@@ -114,20 +114,21 @@ def check_run_lock(run: TrainingRun) -> None:
         )
 
 
-def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
+def save(run: TrainingRun, epoch: int, *, score: float | None = None, best: bool = False) -> None:
     """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded.
 
+    `score` is that of its weights, if they were evaluated.
     At the end, when the best weights are in place of the last ones, those are saved already.
     """
     if run.has_best_weights:
         return
-    metadata = metadata_of(run, epoch)
+    metadata = metadata_of(run, epoch, score)
     if run.settings.parallelism != "ddp":
         run.group.run_on_main(lambda: check_run_lock(run))
         run.checkpoint_writer.wait()
         run.checkpoint_writer.submit(prepare_sharded_save(run, metadata, best=best))
         return
-    state, folder, keep = run.trainer.state, run.folder / folders.FOLDER, run.settings.keep_checkpoints
+    state, folder, keep = run.trainer.state, run.folder / folders.FOLDER, run.settings.kept
     tensors = {
         MODEL: state.model.state_dict(),
         OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(state.optimizer, state.model)),
@@ -154,7 +155,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     """
     from train.engine import sharded_checkpoint as sharded  # the import is slow
 
-    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, run.settings.keep_checkpoints
+    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, run.settings.kept
     path = folders.checkpoint_path(run.folder / folders.FOLDER, metadata.step)
     temp_dir = folders.temporary_path(path)
     ranks.broadcast_buffers(list(state.model.buffers()))
@@ -190,7 +191,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     return write
 
 
-def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
+def metadata_of(run: TrainingRun, epoch: int, score: float | None) -> Metadata:
     """Return what a checkpoint says besides its tensors."""
     state = run.trainer.state
     scaler = state.scaler.state_dict()
@@ -200,6 +201,7 @@ def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
         examples=(state.step - epoch * run.source.steps_per_epoch) * run.settings.batch_size,
         seconds=state.seconds,
         best=state.best,
+        score=score,
         losses=tuple(state.losses),
         stale_epochs=state.stale_epochs,
         best_metric=state.best_metric,

@@ -78,7 +78,7 @@ def write_shards(path: Path, shards: Mapping[str, Shard], upload: Callable[[Path
 
 
 def commit_reports(
-    temp_dir: Path, path: Path, metadata: Metadata, reports: list[WrittenShards], keep: int, *, best: bool
+    temp_dir: Path, path: Path, metadata: Metadata, reports: list[WrittenShards], keep: tuple[int, int], *, best: bool
 ) -> UserError | None:
     """Write index and checksums after all ranks have written their files, and name the checkpoint.
 

@@ -174,21 +174,19 @@ def show_batch(run: TrainingRun, images: Tensor) -> None:
 
 
 def should_stop_early(run: TrainingRun) -> bool:
-    """Return whether the metric has not improved for TRAIN_EARLY_STOPPING epochs, and print it."""
+    """Return whether the score has not improved for TRAIN_EARLY_STOPPING epochs, and print it."""
     patience, stale = run.settings.early_stopping, run.trainer.state.stale_epochs
     if not patience or stale < patience:
         return False
-    metric = run.settings.score if run.settings.early_stopping_metric == "accuracy" else "loss"
-    run.progress.print(f"stopping early: {run.choice} {metric} has not improved for {stale} epochs")
+    run.progress.print(f"stopping early: {run.choice} {run.settings.score} has not improved for {stale} epochs")
     return True
 
 
 def note_improvement(run: TrainingRun, score: EvalResult) -> None:
-    """Count the epochs since the metric of early stopping improved."""
+    """Count the epochs since the score of early stopping improved."""
     state = run.trainer.state
-    metric = score.accuracy if run.settings.early_stopping_metric == "accuracy" else -score.loss
-    if state.best_metric is None or metric > state.best_metric:
-        state.best_metric, state.stale_epochs = metric, 0
+    if state.best_metric is None or score.accuracy > state.best_metric:
+        state.best_metric, state.stale_epochs = score.accuracy, 0
     else:
         state.stale_epochs += run.settings.eval_every
 
@@ -269,5 +267,5 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
         check_weights_finite(run.trainer)
         if score:
             run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
-        save(run, epoch if is_complete else epoch - 1, best=best)
+        save(run, epoch if is_complete else epoch - 1, score=score.accuracy if score else None, best=best)
     run.heap.trim_if_due()

@@ -24,12 +24,13 @@ from train.data.feeds.loader import BatchLoader
 from train.data.sources.targets import Targets
 from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
+from train.evaluation.average import average
 from train.evaluation.evaluate import evaluate, evaluation_values
 from train.evaluation.load_model import load_model
 from train.evaluation.results import EvalMethod, EvalResult
 from train.models.registry import check_other_size
 from train.optimization.losses import Loss, evaluation_loss, loss_name
-from train.planning.export_formats import INT8_FILE
+from train.planning.export_formats import AVERAGE_FILE, INT8_FILE
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import LISTED_CLASSES, TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
@@ -52,7 +53,7 @@ def evaluate_trained(
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     table = known_targets(data.targets, order, trained)
     loss = evaluation_loss(Loss(loss_name(settings), targets=None if table is None else table.to(group.device)))
-    model = load_model(trained, settings)
+    model = average(trained, settings, source) if settings.average else load_model(trained, settings)
     sizes = image_sizes(settings, data.shape)
     check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
@@ -74,7 +75,8 @@ def evaluate_trained(
     skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
     if not group.is_main:
         return
-    print_result(trained, score, skipped)
+    weights = trained.weights.parent / AVERAGE_FILE if settings.average else trained.weights
+    print_result(replace_fields(trained, weights=weights), score, skipped)
     if settings.evaluation_file:
         write_result(settings.evaluation_file, score, trained)
     if settings.max_loss is not None:

@@ -233,15 +233,13 @@ def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int)
     """Return the learning rate as a function of the step, counted from 0.
 
     It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
-    (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983), and warm-up, stable, decay MiniCPM
-    (arXiv:2404.06395).
+    (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983).
     """
     peak, low = run_peak_lr(settings), settings.min_lr
     share = settings.warmup
     if share == "auto":
         share = ONECYCLE_WARMUP if settings.schedule == "onecycle" else 0.0
     warm_steps = share * total_steps
-    decay_steps = settings.decay_fraction * total_steps
 
     def lr(step: int) -> float:
         if step < warm_steps:
@@ -253,8 +251,6 @@ def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int)
             return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
         if settings.schedule == "step":
             return max(low, peak * settings.lr_gamma ** (step // (settings.lr_step_epochs * steps_per_epoch)))
-        if settings.schedule == "wsd":
-            return low + (peak - low) * min(1.0, (total_steps - step) / max(1.0, decay_steps))
         return peak
 
     return lr

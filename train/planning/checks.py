@@ -19,7 +19,8 @@ MIN_PIXELS = {"cnn": 4, "speednet": 9, "speednet-half": 9}
 
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
-    check_bias(given)
+    if not given.values.bias and given.values.model != "cnn":
+        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
     check_smallest_images(given, dataset)
     check_augment(given.values, dataset.shape[0])
     check_optimizer(given)
@@ -78,12 +79,6 @@ def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: Dataset
     )
 
 
-def check_bias(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for a model without biases, unless it is the cnn."""
-    if not given.values.bias and given.values.model != "cnn":
-        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
-
-
 def check_augment(settings: TrainSettings, channels: int) -> None:
     """Raise `UserError` for flips that the transform does not make, and for colors that gray images do not have."""
     transform, names = settings.transform_of(channels), {part.split("-")[0] for part in settings.augment.split(",")}
@@ -97,18 +92,13 @@ def check_augment(settings: TrainSettings, channels: int) -> None:
 
 
 def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for an optimizer that FSDP cannot shard, or a schedule longer than the run."""
+    """Raise `UserError` for an optimizer that FSDP cannot shard."""
     settings = given.values
     if settings.parallelism == "fsdp" and settings.optimizer.lower() not in ELEMENTWISE:
         recipe = f"{given.sources.get('recipe', '')} (TRAIN_OPTIMIZER={settings.optimizer})"
         raise UserError(
             f"{given.sources.get('optimizer', recipe)} and {given.sources['parallelism']} contradict: its step needs"
             f" whole parameters, and each rank has a shard. Use one of: {', '.join(sorted(ELEMENTWISE))}."
-        )
-    if settings.schedule == "wsd" and settings.warmup != "auto" and settings.warmup + settings.decay_fraction > 1:
-        raise UserError(
-            f"TRAIN_WARMUP={settings.warmup} and TRAIN_DECAY_FRACTION={settings.decay_fraction} contradict: together"
-            " they are more than the whole run. Lower one."
         )
 
 

@@ -15,13 +15,13 @@ from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
-from train.models.weights_origin import find_weights_file
 from train.planning.compute import decide_precision
 from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
 from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
+from train.planning.trained_run import read_trained_run
 from train.settings import TrainSettings
 
 
@@ -38,12 +38,12 @@ def plan_evaluation(
     """
     settings = given.values
     check_result_file(settings.evaluation_file, "TRAIN_EVALUATION_FILE")
-    check_quantization(given, plan)
+    check_new_model(given, plan)
     check_image_sizes(given, dataset)
     if image_sizes(settings, dataset.shape).other_shapes:
         ask_model()
     source = "stream" if settings.reads_files else "memory"
-    workers, workers_decision = decide_workers(given, plan, source, dataset, machine.memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     trainer = TrainerPlan(
         data_source=source,
@@ -82,21 +82,27 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
 
 
-def check_quantization(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
-    """Raise `UserError` if the model cannot be quantized here, by one rank, into its own folder, on its own data."""
+def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
+    """Raise `UserError` if no other model can be made here, by one rank, into its folder, with its own data."""
     settings = given.values
-    if settings.max_loss is None:
+    if settings.tests_only:
         return
-    require_extra("onnx", "quantize")
+    verb = "average" if settings.average else "quantize"
+    if verb == "quantize":
+        require_extra("onnx", verb)
     if plan.nodes.world_size > 1:
-        raise UserError(f"quantize: one rank quantizes, and this job has {plan.nodes.world_size}. Start one.")
+        raise UserError(f"{verb}: one rank computes, and this job has {plan.nodes.world_size}. Start one.")
     if "data_dir" in given.sources:
         raise UserError(
-            f"{given.sources['data_dir']}: quantize takes the data of the run, to train and to test. Unset it."
+            f"{given.sources['data_dir']}: {verb} takes the data of the run, to train and to test. Unset it."
         )
-    folder = find_weights_file(settings.evaluate, "TRAIN_EVALUATE").parent
-    if why := why_not_writable(folder):
-        raise UserError(f"quantize: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
+    trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
+    if why := why_not_writable(trained.weights.parent):
+        folder = printable(trained.weights.parent)
+        raise UserError(f"{verb}: {folder} cannot be written ({why}). Copy the model to another folder.")
+    for path in settings.average.split(",") if settings.average else ():
+        if read_trained_run(path, "TRAIN_AVERAGE", settings.model).classes != trained.classes:
+            raise UserError(f"TRAIN_AVERAGE={printable(path)}: has other classes than the first model. Leave it out.")
 
 
 def check_result_file(file: Path | None, variable: str) -> None:

@@ -16,8 +16,8 @@ FORMATS: Mapping[str, str] = {
     "executorch": "model.pte",
 }
 
-# What `entrypoint quantize` writes.
-INT8_FILE = "model.int8.onnx"
+# What `entrypoint quantize` and `average` write.
+INT8_FILE, AVERAGE_FILE = "model.int8.onnx", "average.safetensors"
 
 
 def check_formats(names: Sequence[str], source: str) -> None:

@@ -42,7 +42,7 @@ def needed_setting(settings: TrainSettings, needs: str) -> str:
 
 
 def exclusions(
-    settings: TrainSettings, data_source: str, world_size: int, num_workers: int, report: ModelReport
+    settings: TrainSettings, data_source: str, world_size: int, report: ModelReport
 ) -> tuple[tuple[str, bool, str], ...]:
     """Return (field, whether it has no effect, why) where that hangs on more than one other setting."""
     in_memory, alone, epochs = data_source == "memory", world_size == 1, settings.epochs
@@ -52,8 +52,6 @@ def exclusions(
     unchanged = settings.transforms == settings.augment == "none" and not settings.erasing
     return (
         ("num_workers", in_memory, FROM_MEMORY),
-        ("prefetch_factor", in_memory, FROM_MEMORY),
-        ("prefetch_factor", not num_workers, "there are no loader workers"),
         ("label_smoothing", settings.loss == "focal", "TRAIN_LOSS is focal"),
         *((name, bool(settings.teacher) and settings.teacher_weight == 1, ONLY_TEACHER) for name in OF_THE_LABELS),
         ("teacher", not settings.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
@@ -94,12 +92,11 @@ def unused_settings(
     given: ParsedSettings[TrainSettings],
     data_source: str,
     world_size: int,
-    num_workers: int,
     report: ModelReport,
 ) -> tuple[str, ...]:
     """Return a line for each setting of the user that has no effect in this run."""
     settings, defaults = given.values, TrainSettings()
-    rows = exclusions(settings, data_source, world_size, num_workers, report)
+    rows = exclusions(settings, data_source, world_size, report)
     lines = []
     for field, rules in rules_of(TrainSettings).items():
         if field not in given.sources or getattr(settings, field) == getattr(defaults, field):

@@ -96,6 +96,7 @@ def with_trained_settings(
     if "model" in given.sources and own.model != trained.settings.model:
         raise UserError(f"{given.sources['model']}: the weights are of {printable(trained.settings.model)}. Unset it.")
     adopted = [name for name, rules in rules_of(TrainSettings).items() if rules.evaluate == "adopted"]
+    adopted += ["batch_size"] if own.average else []
     taken = {name: getattr(trained.settings, name) for name in adopted if name not in given.sources}
     if trained.settings.is_own_dataset and "dataset" in taken:
         raise code_error(f"TRAIN_EVALUATE={printable(own.evaluate)}", "dataset", trained.settings.dataset)

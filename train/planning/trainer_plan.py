@@ -80,7 +80,7 @@ def plan_trainer(
     check_shares(settings, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
-    workers, workers_decision = decide_workers(given, plan, source, dataset, machine.memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
     winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=facts.winograd_kernel)
@@ -115,7 +115,7 @@ def plan_trainer(
         *resume_decisions,
         *decide_tensorboard(given.values),
     )
-    unused = unused_settings(given, source, ranks, workers, report)
+    unused = unused_settings(given, source, ranks, report)
     said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)

@@ -178,13 +178,13 @@ def most_confused(classes: Sequence[str], confusion: Sequence[Sequence[int]]) ->
 
 
 def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dict[str, Any]]:
-    """Return the lines of a kind that have a number in each field."""
-    return [line for line in lines if line["kind"] == kind and all(is_drawable(line.get(field)) for field in fields)]
-
-
-def is_drawable(value: object) -> bool:
-    """Return whether a value is a number that fits a float; Python's integers may be of any size."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_INT)
+    """Return the lines of a kind that have a number in each field; Python's integers may be of any size."""
+    return [
+        line
+        for line in lines
+        if line["kind"] == kind
+        and all(isinstance(value := line.get(field), int | float) and not abs(value) > MAX_INT for field in fields)
+    ]
 
 
 MAX_INT = 2**63

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import Alpha, Fraction, Positive, about
+from entrypoint.core.setting_types import Alpha, Fraction, about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 
@@ -176,12 +176,6 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             evaluate="own",
         ),
     ] = None
-    prefetch_factor: Annotated[
-        Positive,
-        about(
-            "Batches that are decoded ahead of the one in use.", resume="may_change", nodes="may_differ", evaluate="own"
-        ),
-    ] = 2
     transforms: Annotated[
         Literal["auto", "none", "flip-crop", "imagenet", "book"],
         about(

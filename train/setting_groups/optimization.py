@@ -66,8 +66,7 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         bool, about("Weight decay for biases and normalization layers too; 0 leaves them out.", speed=False)
     ] = True
     schedule: Annotated[
-        Literal["onecycle", "cosine", "constant", "step", "wsd"],
-        about("Learning-rate schedule. wsd: warm-up, stable, decay.", speed=False),
+        Literal["onecycle", "cosine", "constant", "step"], about("Learning-rate schedule.", speed=False)
     ] = "onecycle"
     warmup: Annotated[
         Auto | Fraction,
@@ -82,12 +81,6 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     lr_gamma: Annotated[
         Annotated[float, Meta(gt=0, lt=1)], about("step: factor of each reduction.", speed=False, needs="schedule=step")
     ] = 0.1
-    decay_fraction: Annotated[
-        Fraction,
-        about(
-            "wsd: fraction of all steps at the end in which the learning rate falls.", speed=False, needs="schedule=wsd"
-        ),
-    ] = 0.2
     loss: Annotated[
         Literal["auto", "cross_entropy", "bce", "focal", "mse", "mae", "huber"],
         about(
@@ -144,16 +137,8 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     ] = 0
     early_stopping: Annotated[
         Annotated[int, Meta(ge=0)],
-        about("Stop after so many epochs without improvement on the images that choose; 0 never does.", speed=False),
+        about("Stop after so many epochs without a better score on the images that choose; 0 never does.", speed=False),
     ] = 0
-    early_stopping_metric: Annotated[
-        Literal["accuracy", "loss"],
-        about(
-            "What has to improve for TRAIN_EARLY_STOPPING; accuracy stands for each task's score.",
-            speed=False,
-            needs="early_stopping",
-        ),
-    ] = "accuracy"
     seed: Annotated[
         Annotated[int, Meta(ge=0, lt=2**31)],
         about("Seed of the weights, data order and augmentation.", basic=True, speed=False, evaluate="adopted"),

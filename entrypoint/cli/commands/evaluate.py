@@ -1,6 +1,8 @@
-"""`entrypoint evaluate` and `quantize`: launch the trainer to evaluate a trained model."""
+"""`entrypoint evaluate`, `quantize` and `average`: launch the trainer to evaluate a trained model."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -16,13 +18,34 @@ def run(invocation: Invocation) -> int:
     model, *others = command.words or (command.flags.get("TRAIN_EVALUATE", ""),)
     if not model:
         raise UserError(f"{name}: needs a trained model. Use `entrypoint {name} RUN`.")
-    if others:
+    if others and name != "average":
         raise UserError(f"{name} {printable(others[0])}: one model at a time. Evaluate each by itself.")
     require_extra("train", name)
     from train.checkpoint.store import local_run
 
-    flags = {**command.flags, "TRAIN_EVALUATE": local_run(model, invocation.environ)}
+    models = [local_run(word, invocation.environ) for word in (model, *others)]
+    flags, defaults = {**command.flags, "TRAIN_EVALUATE": models[0]}, {"LAUNCH_NPROC_PER_NODE": "1"}
+    if name == "average":
+        flags["TRAIN_AVERAGE"] = ",".join(models if others else best_of_run(models[0]))
     if name == "quantize":
-        defaults = {"TRAIN_MAX_LOSS": "1", "LAUNCH_NPROC_PER_NODE": "1"}
+        defaults["TRAIN_MAX_LOSS"] = "1"
+    if name != "evaluate":
         flags = {variable: value for variable, value in defaults.items() if variable not in invocation.environ} | flags
     return train_run.run(replace(invocation, command=replace(command, flags=flags, words=())))
+
+
+def best_of_run(folder: str) -> list[str]:
+    """Return the best checkpoints that a run has kept; raises `UserError` for fewer than two."""
+    from train.checkpoint.folder import FOLDER, best_first
+    from train.checkpoint.metadata import read_json
+    from train.planning.run_selection import SETTINGS_FILE
+
+    saved = read_json(Path(folder, SETTINGS_FILE), dict[str, object]) or {}
+    count = saved.get("keep_best", 1)
+    checkpoints = best_first(Path(folder, FOLDER))[: count if isinstance(count, int) else 1]
+    if len(checkpoints) < 2:
+        raise UserError(
+            f"average {printable(folder)}: has no several best checkpoints. Train with TRAIN_KEEP_BEST=3, or name"
+            " several models."
+        )
+    return list(map(str, checkpoints))

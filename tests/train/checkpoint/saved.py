@@ -34,7 +34,7 @@ def checkpoint(step: int, **more: Any) -> Checkpoint:
 
 def save(folder: Path, step: int, keep: int = 9, *, best: bool = False, **more: Any) -> Path:
     """Write such a checkpoint and return its path."""
-    return save_checkpoint(folder, checkpoint(step, **more), keep, best=best)
+    return save_checkpoint(folder, checkpoint(step, **more), (keep, 1), best=best)
 
 
 def model_of(path: Path) -> dict[str, Tensor]:

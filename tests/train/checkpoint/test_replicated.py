@@ -22,7 +22,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
         "normalization": Normalization(mean=(0.1,), scale=(float(torch.tensor(1 / 3)),)),
     }  # fmt: skip
     wanted = checkpoint(13, **more)
-    reader = CheckpointReader(save_checkpoint(tmp_path / "checkpoint", wanted, keep=1))
+    reader = CheckpointReader(save_checkpoint(tmp_path / "checkpoint", wanted, (1, 1)))
     found = reader.metadata
     assert {name: getattr(found, name) for name in more} == more
     assert (found.epoch, found.step, found.seconds, found.settings, found.data) == (1, 13, 2.5, SETTINGS, DATA)
@@ -43,7 +43,7 @@ def test_checkpoint_can_be_verified_by_sha256sum(tmp_path: Path) -> None:
 def test_memory_format_does_not_change_values(tmp_path: Path, layout: torch.memory_format) -> None:
     value = torch.randn(2, 3, 4, 5).to(memory_format=layout)
     made = Checkpoint(checkpoint(1).metadata, {MODEL: {"w": value}})
-    path = save_checkpoint(tmp_path, made, keep=1)
+    path = save_checkpoint(tmp_path, made, (1, 1))
     assert torch.equal(CheckpointReader(path).whole()[MODEL]["w"], value)
 
 

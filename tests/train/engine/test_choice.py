@@ -154,7 +154,7 @@ def test_cut_images_are_the_same_on_any_number_of_ranks(
 def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint) -> None:
     env = QUIET | {
         "TRAIN_VAL_SPLIT": "0.2", "TRAIN_EARLY_STOPPING": "2", "TRAIN_EPOCHS": "30", "TRAIN_LR": "1e-12",
-        "TRAIN_CHECKPOINT_EVERY": "10", "TRAIN_RUN_NAME": "a", "TRAIN_EARLY_STOPPING_METRIC": "accuracy",
+        "TRAIN_CHECKPOINT_EVERY": "10", "TRAIN_RUN_NAME": "a",
     }  # fmt: skip
     result = entrypoint.succeed("train", env=env)
     assert "stopping early: val accuracy has not improved for 2 epochs" in result.out

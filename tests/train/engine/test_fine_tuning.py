@@ -137,7 +137,6 @@ def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str
         ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.9,0.9"}, "AdamW refuses them"),
         ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "eps"}, "eps has no value"),
         ({"TRAIN_OPTIMIZER": "adagrad", "TRAIN_PARALLELISM": "fsdp"}, "its step needs whole parameters"),
-        ({"TRAIN_SCHEDULE": "wsd", "TRAIN_WARMUP": "0.9", "TRAIN_DECAY_FRACTION": "0.5"}, "more than the whole run"),
     ],
 )
 def test_refused_by_the_plan_and_by_the_run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.core.settings_base import ParsedSettings, rules_of
+from entrypoint.core.settings_base import rules_of
 from tests.factories import train_settings
 from train.planning.model_report import ModelReport
 from train.planning.techniques import exclusions, unused_settings
@@ -30,8 +30,6 @@ CASES = [
     ("TRAIN_LABEL_SMOOTHING=0.1", LABELS, "memory", 1, {}, "memory", 1),
     ("TRAIN_LABEL_SMOOTHING=0.1", {"TRAIN_LOSS": "focal"}, "memory", 1, {"TRAIN_LOSS": "bce"}, "memory", 1),
     ("TRAIN_NUM_WORKERS=8", {}, "memory", 1, FOLDER, "stream", 1),
-    ("TRAIN_PREFETCH_FACTOR=4", {}, "memory", 1, FOLDER, "stream", 1),
-    ("TRAIN_PREFETCH_FACTOR=9", {**FOLDER, "TRAIN_NUM_WORKERS": "0"}, "stream", 1, FOLDER, "stream", 1),
     ("TRAIN_CACHE_DIR=c", {}, "memory", 1, FOLDER, "memory", 1),
     ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, FOLDER, "memory", 1),
     ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, {"TRAIN_DATASET": "shards"}, "stream", 1),
@@ -52,8 +50,6 @@ CASES = [
     ("TRAIN_MIN_LR=0.001", {"TRAIN_SCHEDULE": "constant"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_LR_STEP_EPOCHS=3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
     ("TRAIN_LR_GAMMA=0.3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
-    ("TRAIN_DECAY_FRACTION=0.3", {}, "memory", 1, {"TRAIN_SCHEDULE": "wsd"}, "memory", 1),
-    ("TRAIN_EARLY_STOPPING_METRIC=loss", {}, "memory", 1, {"TRAIN_EARLY_STOPPING": "3"}, "memory", 1),
     ("TRAIN_DECAY_NORMS=0", {"TRAIN_WEIGHT_DECAY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_SCHEDULE=step", {}, "memory", 1, {"TRAIN_LR_STEP_EPOCHS": "3"}, "memory", 1),
     ("TRAIN_EARLY_STOPPING=5", {"TRAIN_EPOCHS": "2"}, "memory", 1, {}, "memory", 1),
@@ -72,14 +68,12 @@ CASES = [
     ("TRAIN_SYNC_BATCHNORM=0", SPEEDNET, "memory", 1, SPEEDNET, "memory", 2),
     ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 2, SPEEDNET, "memory", 2),
     ("TRAIN_KEEP_CHECKPOINTS=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_KEEP_BEST=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_EVALUATION_FILE=x.json", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
     ("TRAIN_MAX_LOSS=2", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
+    ("TRAIN_AVERAGE=a,b", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
     ("TRAIN_RESUME_ALLOW_CHANGED=1", {}, "memory", 1, {"TRAIN_RESUME": "auto"}, "memory", 1),
 ]
-
-
-def workers_of(given: ParsedSettings[TrainSettings]) -> int:
-    return 2 if given.values.num_workers == "auto" else given.values.num_workers
 
 
 @pytest.mark.parametrize(("setting", "without", "source", "ranks", "within", "other_source", "other_ranks"), CASES)
@@ -95,21 +89,19 @@ def test_setting_without_effect_is_named_and_only_then(
     name, value = setting.split("=")
     useless = read_train_settings({name: value} | without, {})
     report = ModelReport(has_weight_decay=useless.values.optimizer != "rprop", parameters=9)
-    lines = unused_settings(useless, source, ranks, workers_of(useless), report)
+    lines = unused_settings(useless, source, ranks, report)
     (line,) = [one for one in lines if one.startswith(setting)]
     assert line.startswith(f"{setting} has no effect: ")
     useful = read_train_settings(within | {name: value}, {})
     assert not [
-        one
-        for one in unused_settings(useful, other_source, other_ranks, workers_of(useful), ModelReport())
-        if one.startswith(setting)
+        one for one in unused_settings(useful, other_source, other_ranks, ModelReport()) if one.startswith(setting)
     ]
 
 
 def test_every_row_is_a_setting_and_has_a_case() -> None:
     fields = {setting.partition("=")[0].removeprefix("TRAIN_").lower() for setting, *_ in CASES}
     needing = {name for name, rules in rules_of(TrainSettings).items() if rules.needs}
-    rows = exclusions(TrainSettings(), "memory", 1, 0, ModelReport())
+    rows = exclusions(TrainSettings(), "memory", 1, ModelReport())
     assert {*(field for field, _, _ in rows), *needing} == fields
 
 
@@ -121,4 +113,4 @@ def test_defaults_are_never_named() -> None:
         "TRAIN_OPTIMIZER": "adam",
         "TRAIN_PRUNE_WARMUP": "1",
     }
-    assert unused_settings(read_train_settings(environ, {}), "memory", 1, 0, ModelReport()) == ()
+    assert unused_settings(read_train_settings(environ, {}), "memory", 1, ModelReport()) == ()

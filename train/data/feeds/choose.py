@@ -28,7 +28,7 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
     workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
     view = select_transform(settings, data.shape[0]).eval_view(data.shape)
     dataset = ImageDataset((data.train, data.test), data.shape, view)
-    return BatchLoader(dataset, workers, settings, group.device, may_grow=settings.num_workers == "auto")
+    return BatchLoader(dataset, workers, group.device, may_grow=settings.num_workers == "auto")
 
 
 def build_source(

@@ -22,12 +22,14 @@ from train.data.feeds.load_times import LoadTimes
 from train.data.sources.image_file import read_file
 from train.data.sources.image_list import ImageList, UnreadableImage
 from train.data.workers import WorkerSpec, WorkerThreads
-from train.settings import ImageShape, TrainSettings
+from train.settings import ImageShape
 from train.transforms.augment import augment_pixels
 from train.transforms.image_part import PLAIN_VIEW, Pixels, View
 
 # Images of a task at most: few, so that all threads work on the batch that is needed next.
 CHUNK = 16
+# Batches that are decoded ahead of the one in use.
+BATCHES_AHEAD = 2
 LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
@@ -137,13 +139,12 @@ class BatchLoader:
         self,
         dataset: ImageDataset,
         workers: WorkerSpec,
-        settings: TrainSettings,
         device: torch.device,
         *,
         may_grow: bool = False,
     ) -> None:
         self.dataset, self.workers, self.may_grow = dataset, workers, may_grow
-        self.ahead = settings.prefetch_factor if workers.count else 0
+        self.ahead = BATCHES_AHEAD if workers.count else 0
         self.pinned = device.type == "cuda"
         self.threads, self.times = WorkerThreads(workers.cpus), LoadTimes()
         self.pending: deque[PendingBatch] = deque()

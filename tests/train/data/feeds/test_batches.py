@@ -145,7 +145,7 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
     assert isinstance(cached.test, ImageTensors)
     memory = MemorySource(cached.train, cached.test, settings, group(1, 2))
     workers = WorkerSpec(frozenset({0}), workers)
-    with BatchLoader(ImageDataset(list_splits(image_folder), shape), workers, settings, torch.device("cpu")) as loader:
+    with BatchLoader(ImageDataset(list_splits(image_folder), shape), workers, torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)
@@ -159,7 +159,7 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
 def test_many_unreadable_images_are_counted_only(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = TrainSettings(dataset="imagefolder", data_dir=image_folder, batch_size=4)
     dataset = ImageDataset(list_splits(image_folder), (3, 16, 16))
-    with BatchLoader(dataset, WorkerSpec(frozenset({0}), 0), settings, torch.device("cpu")) as loader:
+    with BatchLoader(dataset, WorkerSpec(frozenset({0}), 0), torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group())
         for index in range(2 * MAX_WARNINGS):
             stream.warn_once(f"image {index}")

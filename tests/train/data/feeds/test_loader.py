@@ -26,7 +26,6 @@ from train.data.sources.image_file import read_file
 from train.data.sources.image_folder import list_splits
 from train.data.val_split import TEST, TRAIN
 from train.data.workers import WorkerSpec
-from train.settings import TrainSettings
 from train.transforms.image_part import Box, View
 
 SHAPE = (3, 16, 16)
@@ -36,7 +35,7 @@ BATCHES = [BatchRequest(TRAIN, [3, 1]), BatchRequest(TEST, [0, 2, 4]), BatchRequ
 def loader(image_folder: Path, workers: int, *, may_grow: bool = False) -> BatchLoader:
     spec = WorkerSpec(frozenset(os.sched_getaffinity(0)), workers)
     dataset = ImageDataset(list_splits(image_folder), SHAPE)
-    return BatchLoader(dataset, spec, TrainSettings(), torch.device("cpu"), may_grow=may_grow)
+    return BatchLoader(dataset, spec, torch.device("cpu"), may_grow=may_grow)
 
 
 @pytest.fixture(params=[0, 1, 2])

@@ -107,9 +107,7 @@ def feed(settings: TrainSettings, source: str) -> tuple[dict[str, int], set[str]
         return {"train": len(data.train), "test": len(data.test)}, skipped
     train, test = data.train, data.test
     assert isinstance(train, ImageList)
-    with BatchLoader(
-        ImageDataset((train, test), data.shape), WorkerSpec(POOL.cpus, 0), settings, ALONE.device
-    ) as loader:
+    with BatchLoader(ImageDataset((train, test), data.shape), WorkerSpec(POOL.cpus, 0), ALONE.device) as loader:
         stream = StreamSource(loader, settings, ALONE)
         batches = [part for batch in stream.train_batches(0) for part in batch.micro_batches]
         counts = {"train": good_images(batches), "test": good_images(list(stream.test_batches()))}
