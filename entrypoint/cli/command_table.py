@@ -23,12 +23,6 @@ SWITCHES = {
     "dry-run": "show the plan and start nothing",
     "verbose": "show every decision of the plan",
     "network": "show how data travels between the nodes, and measure it",
-    "export-machine": "print what this node offers, for `plan --machine`",
-}
-# Flags that take a file and are no settings.
-FILES = {
-    "config": "read settings from a TOML file; variables and flags win",
-    "machine": "plan for the node on which `doctor --export-machine` wrote this file",
 }
 
 
@@ -43,7 +37,6 @@ class Command(Struct, frozen=True, kw_only=True):
     words: str = ""
     groups: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
-    files: tuple[str, ...] = ("config",)
     flags_may_follow: bool = False
 
 
@@ -69,7 +62,6 @@ COMMANDS: Mapping[str, Command] = {
         words=TARGET_WORDS,
         groups=("launch", "train"),
         switches=("json", "verbose"),
-        files=("config", "machine"),
     ),
     "evaluate": Command(
         module="evaluate",
@@ -127,7 +119,7 @@ COMMANDS: Mapping[str, Command] = {
         module="doctor",
         help="check machine, container, packages and plan; exit code 3 if a check fails",
         groups=("launch", "train"),
-        switches=("json", "network", "export-machine"),
+        switches=("json", "network"),
     ),
     "verify": Command(
         module="verify",

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGET_WORDS, TARGETS, all_groups, load_group
+from entrypoint.cli.command_table import COMMANDS, SWITCHES, TARGET_WORDS, TARGETS, all_groups, load_group
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
@@ -36,7 +36,6 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     flags: Mapping[str, str] = field(default_factory=dict)
     switches: frozenset[str] = frozenset()
     config: Path | None = None
-    machine: Path | None = None
     program: Program | None = None
     words: tuple[str, ...] = ()
     help_text: str = ""
@@ -104,7 +103,7 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
     command = COMMANDS[name]
     groups = [load_group(group) for group in command.groups]
     # The setting of each flag that takes a value, None for a file.
-    fields: dict[str, SettingField | None] = {f"--{name}": None for name in FILES}
+    fields: dict[str, SettingField | None] = {"--config": None}
     fields |= {about.flag: about for group in groups for about in describe_settings(group)}
     flags, target = take_target(name, words, fields)
     if target == "run":
@@ -186,8 +185,10 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
     switches = parser.add_argument_group("switches")
     for switch in command.switches:
         switches.add_argument(f"--{switch}", action="store_true", help=SWITCHES[switch])
-    for file in command.files if groups else ():
-        switches.add_argument(f"--{file}", metavar="FILE", help=FILES[file])
+    if groups:
+        switches.add_argument(
+            "--config", metavar="FILE", help="read settings from a TOML file; variables and flags win"
+        )
     switches.add_argument("-h", "--help", action="store_true", help="show the most used flags")
     switches.add_argument("--help-all", action="store_true", help="show all flags")
     for model in groups:
@@ -221,7 +222,6 @@ def read_arguments(
         flags={name: str(value) for name, value in values.items() if name.startswith(tuple(GROUP_TITLES))},
         switches=frozenset(switch for switch in command.switches if values[switch.replace("-", "_")]),
         config=Path(values["config"]) if values.get("config") else None,
-        machine=Path(values["machine"]) if values.get("machine") else None,
         program=find_program(words) if target == "run" else None,
         words=words,
     )
@@ -240,10 +240,10 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
         )
     if target == "run" and any(about.flag == flag for about in describe_settings(load_group("train"))):
         return UserError(f"{flag}: a flag of the trainer. Write the script's own flags after its name.")
-    if flag.removeprefix("--") in (*SWITCHES, *FILES):
+    if flag.removeprefix("--") in (*SWITCHES, "config"):
         return UserError(f"{flag}: {name} does not take it. Leave it out, or see `entrypoint {name} --help`.")
     known = [about.flag for group in groups for about in describe_settings(group)]
-    known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(COMMANDS[name].files if groups else ()))]
+    known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(("config",) if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")
 
 

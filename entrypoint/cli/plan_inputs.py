@@ -1,7 +1,4 @@
-"""What a plan is made of: the environment, the machine and the job of this command.
-
-`doctor --export-machine` writes the machine on a compute node, and `plan --machine` reads it elsewhere.
-"""
+"""What a plan is made of: the environment, the machine and the job of this command."""
 
 from __future__ import annotations
 
@@ -13,12 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine, Invocation
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import read_regular
 from entrypoint.core.process import module_command
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import apply_fallbacks, why_not_writable
@@ -33,7 +28,7 @@ from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.backends import find_backend_problem
 from entrypoint.machine.cpu_load import other_busy_cpus, take_sample
-from entrypoint.machine.detect import Machine, detect_machine
+from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.interpreter import PTH_FILE, Interpreter, find_interpreter
 from entrypoint.machine.procfs import parent_name
 from entrypoint.machine.shared_libraries import find_broken_preloads
@@ -62,7 +57,7 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
         settings = read_launch_settings(environ, command.flags)
         inputs = detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
-    if not counts_load or command.machine:
+    if not counts_load:
         return inputs
     busy = other_busy_cpus(invocation.load)
     loaded = replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
@@ -97,11 +92,8 @@ def detect_plan_inputs(
         interpreter = find_interpreter(settings.values.python, settings.sources.get("python", ""), environ)
     has_hook = any(interpreter.prefix.glob(f"lib/python3*/*-packages/{PTH_FILE}"))
     interpreter = replace(interpreter, has_hook=has_hook)
-    if command.machine:
-        machine = read_machine(command.machine)
-    else:
-        machine = detect_machine(affinity=mask, environment=interpreter.prefix)
-        machine = replace(machine, launcher_affinity=launcher_affinity)
+    machine = detect_machine(affinity=mask, environment=interpreter.prefix)
+    machine = replace(machine, launcher_affinity=launcher_affinity)
     # Once on a node: the backend's probe starts two processes that import torch.
     backend = settings.values.backend if job.local_rank == 0 else "auto"
     identity = run_identity_of(command, job, environ)
@@ -192,30 +184,3 @@ def find_foreign_variable(program: Program | None, environ: Mapping[str, str]) -
 def is_first_rank_here(inputs: PlanInputs) -> bool:
     """Return whether the first rank of the job, which writes and resumes, runs on this node."""
     return inputs.job.rank == 0 and inputs.node_group.node_rank == 0 and inputs.remote_launcher is None
-
-
-def export_machine(machine: Machine) -> str:
-    """Return the text of the file, without the load of these seconds."""
-    idle = replace(machine, busy_cpus=0.0)
-    return msgspec.json.format(msgspec.json.encode(idle)).decode() + "\n"
-
-
-def read_machine(path: Path) -> Machine:
-    """Return the node that the file describes; raises `UserError` if it describes none."""
-    try:
-        text = read_regular(path)
-        machine: Machine = msgspec.json.decode(text, type=Machine)
-        if not machine.cpus or len({cpu.id for cpu in machine.cpus}) < len(machine.cpus) or machine.memory_bytes < 1:
-            raise ValueError("a node has CPUs with different ids, and memory")
-        if "\\" in text or not all(map(str.isprintable, text.split("\n"))):
-            raise ValueError("a name has control characters")
-    except OSError as error:
-        raise UserError(
-            f"--machine={printable(path)}: {error.strerror}. Name a file of `doctor --export-machine`."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"--machine={printable(path)}: does not describe a node ({printable(error)}). Write it there by"
-            " `entrypoint doctor --export-machine > node.json`."
-        ) from None
-    return machine

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from entrypoint.cli.build_plan import build_plan, run_folders
 from entrypoint.cli.commands import train_run
 from entrypoint.cli.parser import CommandLine, Invocation
-from entrypoint.cli.plan_inputs import export_machine, read_plan_inputs
+from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.process import module_command
@@ -21,9 +21,6 @@ def run(invocation: Invocation) -> int:
     if "network" in command.switches:
         return train_run.run(replace(invocation, command=network_command(command)))
     inputs = read_plan_inputs(invocation, counts_load=True)
-    if "export-machine" in command.switches:
-        write_stdout(export_machine(inputs.machine))
-        return ExitCode.DONE
     checks = report.run_checks(inputs, lambda: build_plan(command, inputs), run_folders(command, inputs))
     write_stdout(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE

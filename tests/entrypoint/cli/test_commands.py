@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.plan_inputs import export_machine
 from tests.conftest import PYTHON, Entrypoint, Result, intel_openmp, launcher, needs_two_cores, script
-from tests.factories import make_machine
 
 CONSOLE_COMMAND = Path(sys.executable).with_name("entrypoint")
 
@@ -289,17 +287,6 @@ def test_requested_allocator_is_loaded_or_raises(entrypoint: Entrypoint, allocat
         assert f"--allocator={allocator}: not in " in result.error_lines[0]
     else:
         assert f"lib{allocator}" in result.out.splitlines()[1]
-
-
-def test_plan_for_another_node_takes_its_exported_machine(entrypoint: Entrypoint) -> None:
-    file = entrypoint.folder / "node.json"
-    file.write_text(export_machine(make_machine(cores=64)))
-    here = entrypoint("doctor", "--export-machine")
-    assert (here.code, json.loads(here.out)["online_cpus"]) == (0, os.cpu_count())
-    result = entrypoint.succeed("plan", f"--machine={file}")
-    assert result.out.startswith("plan: node1: a CPU, 64 of 64 CPUs ")
-    refused = entrypoint("train", f"--machine={file}")
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
 
 
 INNER = """
