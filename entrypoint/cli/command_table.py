@@ -133,7 +133,7 @@ COMMANDS: Mapping[str, Command] = {
         words=" [RUN|PID ...]",
         switches=("json",),
     ),
-    "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
+    "selftest": Command(module="selftest", help="run the tests of an image or a clone that need only this machine"),
 }
 
 

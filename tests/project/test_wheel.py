@@ -59,6 +59,8 @@ def test_launcher_alone_starts_ranks_and_names_what_it_lacks(environment: Path, 
         result = run(environment, tmp_path, *words)
         assert (result.returncode, result.stdout) == (3, "")
         assert "torch, which is not installed here. Run: pip install 'reference-training[train]'" in result.stderr
+    result = run(environment, tmp_path, "selftest")
+    assert (result.returncode, "`entrypoint doctor` checks this installation" in result.stderr) == (3, True)
 
 
 @needs_two_cores
