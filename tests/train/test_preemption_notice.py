@@ -13,9 +13,8 @@ import pytest
 from tests.conftest import Entrypoint
 from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT
 from tests.train.started import Started
-from train import preemption_notice
-from train.preemption import STOP_CONTROLLER
-from train.preemption_notice import cloud_of_machine, has_notice, poll
+from train import preemption
+from train.preemption import STOP_CONTROLLER, cloud_of_machine, has_notice, poll
 
 EC2 = "/latest/meta-data/spot/instance-action"
 GCE = "/computeMetadata/v1/instance/preempted"
@@ -88,7 +87,7 @@ def test_cloud_is_found_by_the_vendor(
 ) -> None:
     if vendor is not None:
         (tmp_path / "sys_vendor").write_text(vendor)
-    monkeypatch.setattr(preemption_notice, "VENDOR", tmp_path / "sys_vendor")
+    monkeypatch.setattr(preemption, "VENDOR", tmp_path / "sys_vendor")
     assert cloud_of_machine() == cloud
 
 
@@ -118,8 +117,8 @@ def test_bad_answer_does_not_end_the_watch(
             raise now
         return now
 
-    monkeypatch.setattr(preemption_notice, "has_notice", answer)
-    monkeypatch.setattr(preemption_notice, "POLL_S", 0)
+    monkeypatch.setattr(preemption, "has_notice", answer)
+    monkeypatch.setattr(preemption, "POLL_S", 0)
     monkeypatch.setattr(STOP_CONTROLLER, "deadline", None)
     poll("ec2", "ec2")
     assert STOP_CONTROLLER.deadline

@@ -19,7 +19,7 @@ from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.plan.model import Plan, TrainerPlan
 from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
-from train.acceleration.heap import HeapTrimmer
+from train.acceleration.torch_workarounds import HeapTrimmer
 from train.checkpoint.metadata import DataFingerprint
 from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
 from train.checkpoint.tensor_files import AsyncCheckpointWriter

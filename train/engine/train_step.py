@@ -26,8 +26,7 @@ from train.optimization.losses import Loss
 from train.optimization.optimizer import set_lr
 from train.planning.image_sizes import model_input_shape
 from train.planning.trained_run import read_trained_run
-from train.report.cost import EnergyMeter
-from train.report.gpu_clock import GpuClock
+from train.report.cost import EnergyMeter, GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything

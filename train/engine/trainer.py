@@ -31,8 +31,7 @@ from train.evaluation.results import EvalMethod, EvalResult
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.optimization.losses import evaluation_loss
-from train.preemption import STOP_CONTROLLER, first_deadline
-from train.preemption_notice import watch_for_notice
+from train.preemption import STOP_CONTROLLER, first_deadline, watch_for_notice
 from train.report.progress import SHOWN, guarded_stdout
 from train.report.stored_run import make_lock
 from train.report.trackers import FAILED

@@ -11,24 +11,27 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
-from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.atomic_files import atomic_path, atomic_write_text
 from entrypoint.core.console import writing_stdout
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
+from train.checkpoint.tensor_files import write_tensors
 from train.data.datasets import DataSet
-from train.data.feeds.batches import IGNORE_LABEL
+from train.data.feeds.batches import IGNORE_LABEL, BatchSource
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.data.sources.targets import Targets
 from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.average import average
 from train.evaluation.evaluate import evaluate, evaluation_values
 from train.evaluation.load_model import load_model
 from train.evaluation.results import EvalMethod, EvalResult
+from train.models.pruning import same_shapes
 from train.models.registry import check_other_size
+from train.models.weights_origin import origin_header, read_origin
 from train.optimization.losses import Loss, evaluation_loss, loss_name
 from train.planning.export_formats import AVERAGE_FILE, INT8_FILE
 from train.planning.image_sizes import image_sizes, model_input_shape
@@ -159,3 +162,28 @@ def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:
     values = {**evaluation_values(score, trained.classes, trained.settings.score), "weights": str(trained.weights)}
     with disk_errors_as_user_errors(path):
         atomic_write_text(path, json.dumps(values, allow_nan=False) + "\n")
+
+
+def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -> nn.Module:
+    """Return the mean of the models that TRAIN_AVERAGE names, and write it next to the trained one.
+
+    The statistics of BatchNorm are those of an epoch of training images, since the mean of several is no statistic of
+    any images. Raises `UserError` for weights that do not fit, and for a disk.
+    """
+    models = (
+        load_model(read_trained_run(path, "TRAIN_AVERAGE", settings.model), trained.settings)
+        for path in settings.average.split(",")
+    )
+    averaged = AveragedModel(next(models))
+    averaged.update_parameters(averaged.module)
+    for model in models:
+        if not same_shapes(averaged.module, model.state_dict()):
+            raise UserError("TRAIN_AVERAGE: the models were pruned differently. Name those of one run.")
+        averaged.update_parameters(model)
+    network: nn.Module = averaged.module.to(source.group.device)
+    update_bn((images for batch in source.train_batches(0) for images, _ in batch.micro_batches), network)
+    path = trained.weights.parent / AVERAGE_FILE
+    tensors = {name: value.detach().cpu() for name, value in network.state_dict().items()}
+    with disk_errors_as_user_errors(path), atomic_path(path) as temporary:
+        write_tensors(temporary, tensors, origin_header(read_origin(trained.weights)))
+    return network.eval()

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from entrypoint.machine.cpu_load import read_run_delays
-from train.report.gpu_clock import slow_gpus_text
+from train.report.cost import slow_gpus_text
 
 # Smaller costs are as likely noise.
 MIN_REPORTED_PERCENT = 3.0

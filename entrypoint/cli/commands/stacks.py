@@ -14,14 +14,16 @@ from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import log, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder
-from entrypoint.doctor.stacks import describe, stacks_of_ranks
+from entrypoint.doctor.running_ranks import describe_stacks, stacks_of_ranks
 
 
 def run(invocation: Invocation) -> int:
     """Print the stacks of the ranks on this node, of runs or processes that the words name."""
     ranks = stacks_of_ranks(processes_of("stacks", invocation.command.words))
     write_stdout(
-        json.dumps(list(map(asdict, ranks)), indent=2) if invocation.command.json else "\n\n".join(map(describe, ranks))
+        json.dumps(list(map(asdict, ranks)), indent=2)
+        if invocation.command.json
+        else "\n\n".join(map(describe_stacks, ranks))
     )
     return ExitCode.DONE
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.doctor.running_ranks import describe, find_ranks, verify_running
-from entrypoint.doctor.stacks import stacks_of_ranks
+from entrypoint.doctor.running_ranks import describe, find_ranks, stacks_of_ranks, verify_running
 from entrypoint.plan.model import PLAN_VAR, RankPlan
 from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.entrypoint.doctor.waiting_ranks import RUN, started

@@ -10,7 +10,7 @@ import pytest
 
 from entrypoint.plan.runtime_libraries import GLIBC_TUNABLES_VALUE
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from train.acceleration.heap import TRIM_INTERVAL_S, HeapTrimmer
+from train.acceleration.torch_workarounds import TRIM_INTERVAL_S, HeapTrimmer
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_heap_is_trimmed_once_per_interval(seconds: list[float], trimmed: list[f
 FREE_WITH_HOLES = """
     import re, sys
     from pathlib import Path
-    from train.acceleration.heap import HeapTrimmer
+    from train.acceleration.torch_workarounds import HeapTrimmer
 
     def resident_mib():
         return int(re.search(r"VmRSS: +([0-9]+)", Path("/proc/self/status").read_text().replace("\\t", " "))[1]) // 1024

@@ -13,8 +13,7 @@ import torch
 
 from tests.conftest import Entrypoint
 from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, epochs_of
-from train.report.cost import EnergyMeter, cost_text, prometheus_text, summarize_cost
-from train.report.gpu_clock import GpuClock
+from train.report.cost import EnergyMeter, GpuClock, cost_text, prometheus_text, summarize_cost
 
 Counter = Callable[[str, int], None]
 TURN_UJ = 262_143_328_850

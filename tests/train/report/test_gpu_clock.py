@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.machines import NVMLError
-from train.report.gpu_clock import GpuClock, slow_gpus_text
+from train.report.cost import GpuClock, slow_gpus_text
 
 
 class ClockNvml:
