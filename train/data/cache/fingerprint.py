@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.image_file import WAITING_AT_ONCE, ImageFile, open_image
+from train.data.sources.image_file import WAITING_AT_ONCE, ImageFile, TarMember, open_image
 from train.data.sources.image_list import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
@@ -23,10 +23,11 @@ SAMPLED_FILES = 256
 
 
 def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFile, str, int]]:
-    """Yield (file, `train/` or `test/` and path inside the split, label) of every file."""
+    """Yield (file, `train/` or `test/` and path inside the split, label) of every file; of members the shard's path."""
     for split, listing in zip(("train", "test"), listings, strict=True):
-        for row, label in enumerate(listing.labels):
-            yield listing.files[row], f"{split}/{listing.files.relative(row)}", label
+        for file, label in zip(listing.files, listing.labels, strict=True):
+            path = file.shard.path if isinstance(file, TarMember) else file
+            yield file, f"{split}/{str(path)[len(listing.files.prefix) :]}", label
 
 
 def digest_of_file(file: ImageFile) -> str:
@@ -40,6 +41,8 @@ def digest_of_file(file: ImageFile) -> str:
 
 def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> DataFingerprint:
     """Return the fingerprint of an image folder: all names and labels, and the bytes of some files.
+
+    Of shards it has their names, and each image's number of bytes in place of its name.
 
     No file is asked for its size, which would take minutes for millions of files on a network.
     """

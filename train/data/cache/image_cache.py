@@ -80,7 +80,7 @@ class ImageSource:
         for shard in chain.from_iterable(listing.files.shards for listing in self.listings):
             digest.update(f"{shard.state}\0{shard.size}\0{shard.mtime_ns}\0{shard.ctime_ns}\0".encode())
         for file, relative, label in iter_files(self.listings):
-            state = f"{file.offset}\0{file.size}" if isinstance(file, TarMember) else state_on_disk(file)
+            state = f"{file.start}\0{file.size}" if isinstance(file, TarMember) else state_on_disk(file)
             digest.update(f"{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
         return digest.hexdigest()
 

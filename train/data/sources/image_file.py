@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import tarfile
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 # Much larger than any photo, and small enough to be read whole.
 MAX_FILE_BYTES = 2 << 30
@@ -46,14 +49,34 @@ class OwnSplit(Shard):
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+# What the parts of a tar file begin at a multiple of (bytes).
+BLOCK = 512
+
+
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A file inside a shard: its name there, and which bytes of the shard it is. Or item `offset` of a split."""
+    """A file inside a shard, or an item of a split, whose number `start` is.
+
+    Else `start` is where its content begins (bytes), a multiple of `BLOCK`, plus the number of blocks of its headers.
+    That is 0 if they are more than `BLOCK` blocks.
+    """
 
     shard: Shard
-    name: str
-    offset: int
+    start: int
     size: int
+
+    @property
+    def name(self) -> str:
+        """The name inside the shard, as its header says; where it is if that cannot be read any more."""
+        if isinstance(self.shard, OwnSplit):
+            return str(self.start)
+        headers = self.start % BLOCK
+        offset = self.start - headers
+        with suppress(Exception), open_unchanged(self.shard) as file:  # tarfile raises what its parser meets
+            file.seek(offset - headers * BLOCK)
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+                return next(iter(archive)).name
+        return f"byte {offset:,}"
 
     def __str__(self) -> str:
         """Return the path of the shard and the name inside it."""
@@ -103,28 +126,41 @@ def read_member(member: TarMember) -> bytes:
     shard = member.shard
     if isinstance(shard, OwnSplit):
         with shard.lock:
-            return shard.get(member.offset)
-    with os.fdopen(os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        file.seek(member.offset)
+            return shard.get(member.start)
+    with open_unchanged(shard) as file:
+        file.seek(member.start - member.start % BLOCK)
         data = file.read(member.size)
-    if (status.st_size, status.st_mtime_ns, len(data)) != (shard.size, shard.mtime_ns, member.size):
+    if len(data) != member.size:
         raise OSError(CHANGED_SHARD)
     return data
+
+
+def open_unchanged(shard: Shard) -> BinaryIO:
+    """Open a shard; raises `OSError` if it is not what it was."""
+    file = os.fdopen(os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    status = os.fstat(file.fileno())
+    if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
+        file.close()
+        raise OSError(CHANGED_SHARD)
+    return file
+
+
+# Whatever is larger is too large for an image.
+MAX_SIZE = 2**32 - 1
 
 
 class FileList(Sequence[ImageFile]):
     """Images below a folder, without a Python object for each: all are files, or all are members of `shards`.
 
-    Why: objects take several times the memory, in each rank.
+    Why: objects take several times the memory, in each rank. Members have no names here, and take 16 bytes each.
     """
 
     def __init__(self, folder: Path) -> None:
         self.prefix = str(folder / "x")[:-1]
         self.names, self.ends = bytearray(), array("q")
         self.shards: list[Shard] = []
-        # Of each member: the number of its shard, and where it begins and how long it is (bytes).
-        self.numbers, self.offsets, self.sizes = array("q"), array("q"), array("q")
+        # Of each member: the number of its shard, its `start`, and how long it is (bytes, at most `MAX_SIZE`).
+        self.numbers, self.starts, self.sizes = array("I"), array("q"), array("I")
 
     def append(self, file: str | ImageFile) -> None:
         """Add an image below the folder, a file by its path; the members of a shard come one after the other."""
@@ -132,10 +168,10 @@ class FileList(Sequence[ImageFile]):
             if not self.shards or self.shards[-1] is not file.shard:
                 self.shards.append(file.shard)
             self.numbers.append(len(self.shards) - 1)
-            self.offsets.append(file.offset)
-            self.sizes.append(file.size)
-        name = file.name if isinstance(file, TarMember) else str(file)[len(self.prefix) :]
-        self.names += name.encode("utf-8", "surrogateescape")
+            self.starts.append(file.start)
+            self.sizes.append(min(file.size, MAX_SIZE))
+            return
+        self.names += str(file)[len(self.prefix) :].encode("utf-8", "surrogateescape")
         self.ends.append(len(self.names))
 
     def extend(self, others: FileList) -> None:
@@ -145,24 +181,24 @@ class FileList(Sequence[ImageFile]):
         self.ends.extend(first + end for end in others.ends)
 
     def name(self, row: int) -> str:
-        """Return the path of a file inside the folder, or a member's name in its shard; raises `IndexError`."""
+        """Return the path of a file inside the folder; raises `IndexError`."""
         end = self.ends[row]
         start = self.ends[row - 1] if row else 0
         return self.names[start:end].decode("utf-8", "surrogateescape")
 
     def relative(self, row: int) -> str:
-        """Return the path of a file inside the folder, with the member's name behind that of a shard.
+        """Return the path of a file inside the folder, with the member's name, which is read, behind that of a shard.
 
         Raises `IndexError` for a row that is not there.
         """
-        return str(self[row])[len(self.prefix) :] if self.shards else self.name(row)
+        return str(self[row])[len(self.prefix) :]
 
     def __getitem__(self, row: int) -> ImageFile:  # type: ignore[override]
         """Return the path of a file, or a member of a shard; raises `IndexError` for a row that is not there."""
         if not self.shards:
             return Path(self.prefix + self.name(row))
-        return TarMember(self.shards[self.numbers[row]], self.name(row), self.offsets[row], self.sizes[row])
+        return TarMember(self.shards[self.numbers[row]], self.starts[row], self.sizes[row])
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(self.ends)
+        return len(self.numbers or self.ends)

@@ -21,27 +21,27 @@ from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard
 from train.lock_file import folder_lock
 
 # Part of every index. Increase it when what is read of shards or folders changes.
-VERSION = 2
+VERSION = 3
 
 
 class SavedIndex(msgspec.Struct, frozen=True, kw_only=True):
     """An index as it is in the cache; `states` has size, modification and change time (ns) of each place.
 
-    The buffers are those of `FileList`, 64-bit integers but for `names`. `labels` are as in the shards.
+    The buffers are those of `FileList`. `labels` are 64-bit integers, as in the shards.
     """
 
     version: int
     places: tuple[bytes, ...]
     states: tuple[tuple[int, int, int], ...]
-    names: bytes
-    ends: bytes
-    numbers: bytes
-    offsets: bytes
-    sizes: bytes
-    labels: bytes
+    names: memoryview
+    ends: memoryview
+    numbers: memoryview
+    starts: memoryview
+    sizes: memoryview
+    labels: memoryview
 
 
-BUFFERS = ("ends", "numbers", "offsets", "sizes")
+BUFFERS = ("ends", "numbers", "starts", "sizes")
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def write_index(place: Path, index: Index, *, named: bool) -> None:
             version=VERSION,
             places=tuple(os.fsencode(one.path) for one in index.places),
             states=tuple((one.size, one.mtime_ns, one.ctime_ns) for one in index.places),
-            names=bytes(files.names),
-            labels=index.labels.tobytes(),
-            **{name: getattr(files, name).tobytes() for name in BUFFERS},
+            names=memoryview(files.names),
+            labels=memoryview(index.labels),
+            **{name: memoryview(getattr(files, name)) for name in BUFFERS},
         )
     )
     try:

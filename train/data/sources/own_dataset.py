@@ -69,7 +69,7 @@ def list_split(settings: TrainSettings, split: str, dataset: Any, targets: Targe
     source = OwnSplit(path=name, size=0, mtime_ns=0, ctime_ns=0, get=get, state=state_of(dataset, get, count))
     files = FileList(Path())
     for row in range(count):
-        files.append(TarMember(source, str(row), row, 1))
+        files.append(TarMember(source, row, 1))
     labels = labels_of(settings, dataset, count)
     classes = list(getattr(dataset, "classes", None) or ())
     if targets is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, first_line, one_line, printable
 from entrypoint.core.paths import open_regular
-from train.data.sources.image_file import Shard
+from train.data.sources.image_file import BLOCK, Shard
 from train.setting_groups.folder_kind import IMAGE_ENDINGS
 
 LABEL_FIELDS = ("cls", "label")
@@ -42,10 +42,9 @@ class ShardError(Exception):
 
 
 class ImageRange(NamedTuple):
-    """A shard's image: the member's name, where it begins and how long it is (bytes)."""
+    """A shard's image, as `TarMember` has it."""
 
-    name: str
-    offset: int
+    start: int
     size: int
 
 
@@ -129,8 +128,8 @@ def check_end(file: BinaryIO, offset: int) -> None:
     tarfile takes a damaged header for the end, and the images behind it would be missing.
     """
     file.seek(offset)
-    block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
         raise ShardError(f"is cut short: it has no end mark. {COPY_AGAIN}")
     if any(block):
         raise ShardError(f"has a damaged header at byte {offset:,}. {COPY_AGAIN}")
@@ -154,7 +153,8 @@ def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: Binar
         raise ShardError(f"has {name} twice. Give each sample a key of its own")
     sample.endings.append(ending)
     if ending.rpartition(".")[2] in IMAGE_ENDINGS:
-        sample.images[ending] = ImageRange(member.name, member.offset_data, member.size)
+        headers = (member.offset_data - member.offset) // BLOCK
+        sample.images[ending] = ImageRange(member.offset_data + (headers if headers < BLOCK else 0), member.size)
     elif ending == "cls":
         content = read_text(file, member, MAX_CLS_BYTES)
         found = LABEL.fullmatch(content)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -17,9 +19,9 @@ from tests.conftest import refusal
 from tests.train.data.shard_files import samples, write_tar
 from train.data.sources import image_folder
 from train.data.sources import shards as shards_module
-from train.data.sources.image_file import CHANGED_SHARD, TarMember, read_file
+from train.data.sources.image_file import CHANGED_SHARD, FileList, TarMember, read_file
 from train.data.sources.image_folder import list_split
-from train.data.sources.image_index import Index, SavedIndex, load_index
+from train.data.sources.image_index import Index, SavedIndex, load_index, state_of
 from train.data.sources.shards import build_index
 from train.data.sources.tar_headers import read_shard
 
@@ -160,6 +162,31 @@ def test_processes_that_start_at_once_agree(shards: list[Path], tmp_path: Path) 
     with ProcessPoolExecutor(4) as pool:
         assert set(pool.map(load_alone, [(shards, tmp_path / "cache")] * 8)) == {5}
     assert not list(tmp_path.glob("cache/images-*/.*"))
+
+
+def test_image_takes_at_most_24_bytes(tmp_path: Path) -> None:
+    count, per_shard = 200_000, 10_000
+    paths = [tmp_path / f"{number}.tar" for number in range(count // per_shard)]
+
+    def build() -> Index:
+        files, labels = FileList(tmp_path), array("q", [number % 1000 for number in range(count)])
+        for path in paths:
+            path.touch()
+            shard = state_of(path)
+            for row in range(per_shard):
+                files.append(TarMember(shard, row * 110 * 1024 + 3, 110_000))
+        return Index(files, labels, tuple(files.shards))
+
+    built = load_index(tmp_path, paths, tmp_path / "cache", build)
+    tracemalloc.start()
+    index = load_index(tmp_path, paths, tmp_path / "cache", build)
+    taken, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    buffers = [*vars(index.files).values(), index.labels]
+    assert sum(memoryview(one).nbytes for one in buffers if isinstance(one, (array, bytearray))) <= 24 * count
+    assert taken < 26 * count, "arrays take up to a sixteenth more, which is not touched"
+    assert peak < 52 * count
+    assert [index.files[row] for row in (0, count - 1)] == [built.files[row] for row in (0, count - 1)]
 
 
 @pytest.fixture

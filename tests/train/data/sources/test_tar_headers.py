@@ -7,6 +7,7 @@ import gzip
 import lzma
 import subprocess
 import tarfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ LONG = "folder of photos/" * 12 + "ä photo"
 def contents(path: Path) -> list[tuple[str, bytes, int]]:
     """Return name, bytes and label of each image of a shard."""
     shard, images = read_shard(path)
-    return [(image.name, read_member(TarMember(shard, *image)), label) for image, label in images]
+    members = [(TarMember(shard, *image), label) for image, label in images]
+    return [(member.name, read_member(member), label) for member, label in members]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -38,6 +40,20 @@ def test_images_are_ranges_of_the_file(tmp_path: Path, kind: int) -> None:
 def test_long_and_odd_names_are_read(tmp_path: Path, key: str, kind: int) -> None:
     path = write_tar(tmp_path / "a.tar", [(f"{key}.jpg", JPEG), (f"{key}.cls", b"7")], kind)
     assert contents(path) == [(f"{key}.jpg", JPEG, 7)]
+
+
+def test_member_without_a_name_says_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in (("a.jpg", JPEG), ("a.cls", b"7")):
+            header = tarfile.TarInfo(name)
+            header.size, header.pax_headers = len(content), {"comment": "c" * 300_000}
+            archive.addfile(header, BytesIO(content))
+    ((name, content, label),) = contents(path)
+    assert (name, content, label) == (f"byte {301_056:,}", JPEG, 7)
+    shard, [(image, _)] = read_shard(write_tar(path, samples([1])))
+    path.write_bytes(path.read_bytes()[:-512])
+    assert str(TarMember(shard, *image)) == f"{path}:byte 512"
 
 
 def test_tar_command_makes_shards(tmp_path: Path) -> None:
