@@ -18,13 +18,14 @@ from train.settings import TrainSettings
 Member = tuple[str, bytes]
 
 
-def write_tar(path: Path, members: Sequence[Member], kind: int = tarfile.DEFAULT_FORMAT) -> Path:
-    """Write a tar of files with these names and contents, as webdataset's TarWriter does."""
+def write_tar(path: Path, members: Sequence[Member], kind: int = tarfile.DEFAULT_FORMAT, mtime: float = 0) -> Path:
+    """Write a tar of files with these names and contents, as webdataset's TarWriter does with a time to a fraction."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file, tarfile.open(fileobj=file, mode="w|", format=kind) as archive:
         for name, content in members:
             header = tarfile.TarInfo(name)
             header.size, header.mode, header.uname, header.gname = len(content), 0o444, "bigdata", "bigdata"
+            header.mtime = mtime if kind == tarfile.PAX_FORMAT else int(mtime)
             archive.addfile(header, BytesIO(content))
     return path
 

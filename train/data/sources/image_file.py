@@ -175,10 +175,14 @@ class FileList(Sequence[ImageFile]):
         self.ends.append(len(self.names))
 
     def extend(self, others: FileList) -> None:
-        """Add the files of another list of this folder."""
-        first = len(self.names)
+        """Add the files of another list of this folder, or of another shard."""
+        first, shards = len(self.names), len(self.shards)
         self.names += others.names
         self.ends.extend(first + end for end in others.ends)
+        self.shards += others.shards
+        self.numbers.extend(array("I", (shards + number for number in others.numbers)))
+        self.starts.extend(others.starts)
+        self.sizes.extend(others.sizes)
 
     def name(self, row: int) -> str:
         """Return the path of a file inside the folder; raises `IndexError`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
-from train.data.sources.image_file import WAITING_AT_ONCE, FileList, TarMember
+from train.data.sources.image_file import WAITING_AT_ONCE, FileList
 from train.data.sources.image_folder import translate_folder_errors, what_is_there, why_no_file
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.image_list import ImageList, append_split, check_same_classes
@@ -62,10 +62,9 @@ def build_index(folder: Path, shards: Sequence[Path]) -> Index:
     files, labels = FileList(folder), array("q")
     with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
         try:
-            for shard, images in pool.map(read_shard, shards):
-                for image, label in images:
-                    files.append(TarMember(shard, *image))
-                    labels.append(label)
+            for images, numbers in pool.map(read_shard, shards):
+                files.extend(images)
+                labels.extend(numbers)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tarfile
+import zlib
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, first_line, one_line, printable
 from entrypoint.core.paths import open_regular
-from train.data.sources.image_file import BLOCK, Shard
+from train.data.sources.image_file import BLOCK, FileList, Shard, TarMember
 from train.setting_groups.folder_kind import IMAGE_ENDINGS
 
 LABEL_FIELDS = ("cls", "label")
@@ -35,31 +37,42 @@ COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 READ_BYTES = 1 << 20
+# What is read at once of headers; a page of the page cache.
+WINDOW_BYTES = 4096
+# A header as nearly all are, of ustar, GNU and pax archives: name, size, checksum and type (a file, or one whose time
+# is in the next block). It has no link, no prefix of the name, and numbers as tarfile takes them.
+HEADER = re.compile(
+    rb"(?=([^\0]{1,100})).{100}(?:[0-7]{6}[0-7 ][ \0]){3}([0-7]{11})[ \0][0-7]{11}[ \0]([0-7]{6})\0 ([0x])\0{100}"
+    rb"ustar(?:\0\d\d|  \0).{64}[0-7\0]{16}\0{155}.{12}",
+    re.DOTALL,
+)
+# What webdataset writes in front of each header: the time to a fraction of a second, alone.
+TIME = re.compile(rb"(\d{2}) mtime=\d+\.?\d*\n\0", re.ASCII)
 
 
 class ShardError(Exception):
     """Raised with the problem of a shard, and what to do."""
 
 
-class ImageRange(NamedTuple):
-    """A shard's image, as `TarMember` has it."""
+class Member(NamedTuple):
+    """A regular file in a shard: its name, where its headers and its content begin, and how long that is (bytes)."""
 
+    name: str
+    headers: int
     start: int
     size: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Sample:
-    """The members with the same key: images by ending, and what holds the label."""
+    """The members with the same key: their endings, and what holds the label."""
 
-    images: dict[str, ImageRange] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)
     label: int | None = None
-    json: tarfile.TarInfo | None = None
-    endings: list[str] = field(default_factory=list)
 
 
-def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
-    """Return a shard, and its images in order with their labels.
+def read_shard(path: Path) -> tuple[FileList, array[int]]:
+    """Return the images of a shard in order, and their labels.
 
     Raises `UserError`, and `OSError` for a file that cannot be read.
     """
@@ -67,7 +80,7 @@ def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
         with os.fdopen(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             shard = Shard(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            return shard, read_images(file, shard.size)
+            return read_images(file, shard)
     except ShardError as error:
         raise UserError(f"{one_line(path)} {error}.") from None
     except OSError as error:
@@ -75,8 +88,8 @@ def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
         raise
 
 
-def read_images(file: BinaryIO, size: int) -> list[tuple[ImageRange, int]]:
-    """Return the images of a shard of so many bytes in order, with their labels; raises `ShardError`."""
+def read_images(file: BinaryIO, shard: Shard) -> tuple[FileList, array[int]]:
+    """Return the images of a shard in order, and their labels; raises `ShardError`."""
     start = file.read(max(map(len, COMPRESSED)))
     for magic, name in COMPRESSED.items():
         if start.startswith(magic):
@@ -84,42 +97,109 @@ def read_images(file: BinaryIO, size: int) -> list[tuple[ImageRange, int]]:
     if not start:
         raise ShardError("is an empty file. Remove it, or copy it again")
     samples: dict[str, Sample] = {}
-    for key, ending, member in read_members(file, size):
-        add_member(samples.setdefault(key, Sample()), ending, member, file)
+    blocks = Blocks(file)
+    for member in read_members(blocks, shard.size):
+        match = NAME.fullmatch(member.name)
+        if match and not METADATA.fullmatch(member.name):
+            key, ending = match.groups()
+            if (sample := samples.get(key)) is None:
+                sample = samples[key] = Sample()
+            add_member(sample, ending.lower(), member, blocks)
     if not samples:
         raise ShardError("holds no images. Remove it, or pack some as KEY.jpg with KEY.cls")
-    return [image_of(key, sample, file) for key, sample in samples.items()]
+    files, labels = FileList(shard.path.parent), array("q")
+    for key, sample in samples.items():
+        image, label = image_of(key, sample, blocks)
+        headers = (image.start - image.headers) // BLOCK
+        files.append(TarMember(shard, image.start + (headers if headers < BLOCK else 0), image.size))
+        labels.append(label)
+    return files, labels
 
 
 COPY_AGAIN = "Copy or pack it again"
 NO_RANDOM_READ = "so no image can be read by itself. Decompress it to a .tar"
 
 
-def read_members(file: BinaryIO, size: int) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """Yield key, ending and header of each regular member that is part of a sample; raises `ShardError`.
+class Blocks:
+    """The bytes of a shard, with the last ones that were read: small contents and the next headers are among them."""
 
-    Links, folders, hidden files and names without an ending are passed over, and so is what webdataset calls metadata.
-    """
-    file.seek(0)
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.window, self.start = file, b"", 0
+
+    def find(self, offset: int, size: int) -> int:
+        """Return where in `window` the bytes from an offset on are, as many as are wanted if the file has them."""
+        index = offset - self.start
+        if index < 0 or index + size > len(self.window):
+            self.window, self.start = os.pread(self.file.fileno(), max(size, WINDOW_BYTES), offset), offset
+            return 0
+        return index
+
+    def read(self, member: Member, limit: int) -> bytes:
+        """Return the content of a small member; raises `ShardError` for a large one."""
+        if member.size > limit:
+            name = printable(member.name)
+            raise ShardError(f"has {member.size:,} bytes in {name}, too many for a label. Pack it again")
+        index = self.find(member.start, member.size)
+        return self.window[index : index + member.size]
+
+    def plain_header(self, index: int) -> re.Match[bytes] | None:
+        """Return the match of a header at a place in `window`, None if it is another one, or its checksum is wrong."""
+        header = HEADER.match(self.window, index)
+        # The lower half of this checksum is 1 and the sum of all bytes, which are less than its modulus.
+        if header and int(header[3], 8) + sum(header[3]) + 32 - 256 == (zlib.adler32(header[0]) & 0xFFFF) - 1:
+            return header
+        return None
+
+    def plain_member(self, offset: int, size: int) -> Member | None:
+        """Return the member whose headers begin at an offset, None if tarfile has to read them, or it is cut short."""
+        index, start = self.find(offset, 3 * BLOCK), offset + BLOCK
+        header = self.plain_header(index)
+        if header and header[4] == b"x":
+            time = TIME.match(self.window, index + BLOCK)
+            is_all = time and int(time[1]) == int(header[2], 8) == len(time[0]) - 1
+            header, start = self.plain_header(index + 2 * BLOCK) if is_all else None, start + 2 * BLOCK
+        if not header or header[4] == b"x" or start + (length := int(header[2], 8)) > size:
+            return None
+        return Member(header[1].decode("utf-8", "surrogateescape"), offset, start, length)
+
+
+def read_members(blocks: Blocks, size: int) -> Iterator[Member]:
+    """Yield each regular member; raises `ShardError`. tarfile reads the headers that are not plain."""
+    blocks.file.seek(0)
     try:
-        with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
-                if member.size < 0:
-                    raise ShardError(f"has a damaged header at byte {member.offset:,}. {COPY_AGAIN}")
-                if (missing := member.offset_data + member.size - size) > 0:
-                    raise ShardError(f"is cut short: {printable(member.name)} lacks {missing:,} bytes. {COPY_AGAIN}")
-                if member.issparse():
-                    raise ShardError(f"has {printable(member.name)} as a sparse file. Pack it without --sparse")
-                found = NAME.fullmatch(member.name)
-                if member.isreg() and found and not METADATA.fullmatch(member.name):
-                    yield found[1], found[2].lower(), member
-            check_end(file, archive.offset)
+        with tarfile.open(fileobj=blocks.file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            member = next_member(archive, size)
+            while member:
+                if member.name:
+                    yield member
+                plain = None if archive.pax_headers else blocks.plain_member(archive.offset, size)
+                if plain:
+                    archive.offset = plain.start + -(-plain.size // BLOCK) * BLOCK
+                member = plain or next_member(archive, size)
+            check_end(blocks.file, archive.offset)
     except (ShardError, OSError):
         raise
     except Exception as error:  # tarfile raises what its parser meets: TarError, ValueError, RecursionError
         reason = first_line(error) or type(error).__name__
         raise ShardError(f"is no whole tar file ({printable(reason)}). {COPY_AGAIN}") from None
+
+
+def next_member(archive: tarfile.TarFile, size: int) -> Member | None:
+    """Return the next member as tarfile reads it, None at the end; one without a name is no regular file.
+
+    Raises `ShardError` for one that cannot be read out of a shard of so many bytes, and what tarfile raises.
+    """
+    member = archive.next()
+    if member is None:
+        return None
+    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
+    if member.size < 0:
+        raise ShardError(f"has a damaged header at byte {member.offset:,}. {COPY_AGAIN}")
+    if (missing := member.offset_data + member.size - size) > 0:
+        raise ShardError(f"is cut short: {printable(member.name)} lacks {missing:,} bytes. {COPY_AGAIN}")
+    if member.issparse():
+        raise ShardError(f"has {printable(member.name)} as a sparse file. Pack it without --sparse")
+    return Member(member.name if member.isreg() else "", member.offset, member.offset_data, member.size)
 
 
 def check_end(file: BinaryIO, offset: int) -> None:
@@ -146,39 +226,26 @@ def next_block(file: BinaryIO) -> bytes:
     return b""
 
 
-def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: BinaryIO) -> None:
+def add_member(sample: Sample, ending: str, member: Member, blocks: Blocks) -> None:
     """Add a member to its sample; raises `ShardError` for a second one of that ending, and for a wrong label."""
-    name = printable(member.name)
-    if ending in sample.endings:
-        raise ShardError(f"has {name} twice. Give each sample a key of its own")
-    sample.endings.append(ending)
-    if ending.rpartition(".")[2] in IMAGE_ENDINGS:
-        headers = (member.offset_data - member.offset) // BLOCK
-        sample.images[ending] = ImageRange(member.offset_data + (headers if headers < BLOCK else 0), member.size)
-    elif ending == "cls":
-        content = read_text(file, member, MAX_CLS_BYTES)
-        found = LABEL.fullmatch(content)
-        if not found:
-            raise ShardError(f"has '{printable(content.decode(errors='replace'))}' in {name}. {WHOLE_NUMBER}")
-        sample.label = int(found[1])
-    elif ending == "json":
-        sample.json = member
+    if ending in sample.members:
+        raise ShardError(f"has {printable(member.name)} twice. Give each sample a key of its own")
+    sample.members[ending] = member
+    if ending == "cls":
+        content = blocks.read(member, MAX_CLS_BYTES)
+        label = LABEL.fullmatch(content)
+        if not label:
+            text = printable(content.decode(errors="replace"))
+            raise ShardError(f"has '{text}' in {printable(member.name)}. {WHOLE_NUMBER}")
+        sample.label = int(label[1])
 
 
 WHOLE_NUMBER = "A label is a whole number from 0 on"
 
 
-def read_text(file: BinaryIO, member: tarfile.TarInfo, limit: int) -> bytes:
-    """Return the content of a small member; raises `ShardError` for a large one."""
-    if member.size > limit:
-        raise ShardError(f"has {member.size:,} bytes in {printable(member.name)}, too many for a label. Pack it again")
-    file.seek(member.offset_data)
-    return file.read(member.size)
-
-
-def label_in_json(file: BinaryIO, member: tarfile.TarInfo) -> int | None:
+def label_in_json(blocks: Blocks, member: Member) -> int | None:
     """Return the label that a JSON member holds, None if it has none; raises `ShardError` for one of another kind."""
-    name, content = printable(member.name), read_text(file, member, MAX_JSON_BYTES)
+    name, content = printable(member.name), blocks.read(member, MAX_JSON_BYTES)
     try:
         fields = msgspec.json.decode(content, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -192,21 +259,24 @@ def label_in_json(file: BinaryIO, member: tarfile.TarInfo) -> int | None:
     return None
 
 
-def image_of(key: str, sample: Sample, file: BinaryIO) -> tuple[ImageRange, int]:
+def image_of(key: str, sample: Sample, blocks: Blocks) -> tuple[Member, int]:
     """Return the image of a sample and its label, by its JSON only if it has no cls.
 
     Raises `ShardError` for a sample without an image or with several, and for one without a label.
     """
-    name = printable(key)
-    plain = [one for ending, one in sample.images.items() if "." not in ending]
-    images = plain or list(sample.images.values())
+    endings = sample.members
+    images = [endings[ending] for ending in endings if ending in IMAGE_ENDINGS] or [
+        member for ending, member in endings.items() if ending.rpartition(".")[2] in IMAGE_ENDINGS
+    ]
     if not images:
-        raise ShardError(f"has no image for {name}, only {', '.join(map(printable, sample.endings))}. Add or remove it")
+        listed = ", ".join(map(printable, endings))
+        raise ShardError(f"has no image for {printable(key)}, only {listed}. Add or remove it")
     if len(images) > 1:
-        raise ShardError(f"has {len(images)} images for {name}. Give each image a key of its own")
+        raise ShardError(f"has {len(images)} images for {printable(key)}. Give each image a key of its own")
     label = sample.label
-    if label is None and sample.json:
-        label = label_in_json(file, sample.json)
+    if label is None and "json" in endings:
+        label = label_in_json(blocks, endings["json"])
     if label is None:
+        name = printable(key)
         raise ShardError(f"has no label for {name}. Add {name}.cls, or label in {name}.json")
     return images[0], label

@@ -7,16 +7,19 @@ import gzip
 import lzma
 import subprocess
 import tarfile
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from entrypoint.core.errors import UserError
-from tests.conftest import refusal
+from tests.conftest import FUZZ_EXAMPLES, refusal
 from tests.train.data.shard_files import Member, image_bytes, samples, write_tar
-from train.data.sources.image_file import TarMember, read_member
-from train.data.sources.tar_headers import read_shard
+from train.data.sources.image_file import read_member
+from train.data.sources.tar_headers import Blocks, ShardError, read_members, read_shard
 
 JPEG = image_bytes()
 LONG = "folder of photos/" * 12 + "ä photo"
@@ -24,9 +27,8 @@ LONG = "folder of photos/" * 12 + "ä photo"
 
 def contents(path: Path) -> list[tuple[str, bytes, int]]:
     """Return name, bytes and label of each image of a shard."""
-    shard, images = read_shard(path)
-    members = [(TarMember(shard, *image), label) for image, label in images]
-    return [(member.name, read_member(member), label) for member, label in members]
+    files, labels = read_shard(path)
+    return [(file.name, read_member(file), label) for file, label in zip(files, labels, strict=True)]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -51,9 +53,9 @@ def test_member_without_a_name_says_where_it_is(tmp_path: Path) -> None:
             archive.addfile(header, BytesIO(content))
     ((name, content, label),) = contents(path)
     assert (name, content, label) == (f"byte {301_056:,}", JPEG, 7)
-    shard, [(image, _)] = read_shard(write_tar(path, samples([1])))
+    (file,), _ = read_shard(write_tar(path, samples([1])))
     path.write_bytes(path.read_bytes()[:-512])
-    assert str(TarMember(shard, *image)) == f"{path}:byte 512"
+    assert str(file) == f"{path}:byte 512"
 
 
 def test_tar_command_makes_shards(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_impossible_sizes_end_in_one_line(tmp_path: Path, size: bytes, kind: byt
 def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", samples([0, 1]), tarfile.GNU_FORMAT)
     whole = path.read_bytes()
-    for place in range(0, len(whole) - 10240 + 2048, 7):
+    for place in range(0, len(whole.rstrip(b"\0")) + 2048, 7):
         data = bytearray(whole)
         data[place] ^= 0x55
         path.write_bytes(data)
@@ -212,3 +214,66 @@ def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
             assert str(error).isprintable()
         else:
             assert len(images) == 2
+
+
+def listed(path: Path, *, plain: bool) -> object:
+    """Return the members of a tar file, with tarfile alone unless `plain`, or what is wrong with it."""
+    with path.open("rb") as file:
+        blocks = Blocks(file)
+        if not plain:
+            blocks.plain_member = lambda *_: None  # type: ignore[method-assign]
+        try:
+            return list(read_members(blocks, path.stat().st_size))
+        except ShardError as error:
+            return str(error)
+
+
+NAMES = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=120),
+    st.sampled_from(["a.jpg", "./a.cls", "b" * 95 + ".json", "d/" * 60 + "c.jpg", "a.", "a.b/", "\udcff.jpg"]),
+)
+TIMES = st.one_of(st.just(0), st.floats(0, 1e10), st.integers(-1, 1 << 40))
+TAR_TYPES = st.sampled_from([tarfile.REGTYPE] * 6 + [tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, b"7", b"g"])
+MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1100), TIMES, TAR_TYPES, st.integers(0, 1 << 22)), max_size=6)
+KINDS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+# Where a byte is changed, and by what; whether the header's checksum is made right again.
+DAMAGE = st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255), st.booleans()), max_size=2)
+
+
+@settings(max_examples=FUZZ_EXAMPLES)
+@given(MEMBERS, KINDS, DAMAGE)
+def test_plain_headers_are_read_as_tarfile_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    members: list[tuple[str, bytes, float, bytes, int]],
+    kind: int,
+    damage: list[tuple[int, int, bool]],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.tar"
+    with tarfile.open(path, "w", format=kind, encoding="utf-8", errors="surrogateescape") as archive:
+        for name, content, mtime, tar_type, user in members:
+            header = tarfile.TarInfo(name)
+            header.size, header.type, header.uid = len(content), tar_type, user
+            header.mtime = mtime if kind == tarfile.PAX_FORMAT else max(0, int(mtime) % 8**11)
+            with suppress(ValueError):  # too long for USTAR
+                archive.addfile(header, BytesIO(content))
+    data = bytearray(path.read_bytes())
+    for place, value, is_sealed in damage:
+        data[place % len(data)] ^= value
+        start = place % len(data) // 512 * 512
+        if is_sealed:
+            data[start + 148 : start + 156] = b" " * 8
+            data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    path.write_bytes(data)
+    assert listed(path, plain=True) == listed(path, plain=False)
+
+
+def test_nearly_all_headers_are_plain(tmp_path: Path) -> None:
+    for kind, mtime in ((tarfile.USTAR_FORMAT, 0), (tarfile.GNU_FORMAT, 1), (tarfile.PAX_FORMAT, 1_700_000_000.25)):
+        path = write_tar(tmp_path / "a.tar", samples([3, 1, 2]), kind, mtime)
+        with path.open("rb") as file:
+            blocks = Blocks(file)
+            headers = [member.headers for member in read_members(blocks, path.stat().st_size)]
+            members = [blocks.plain_member(headers[row], path.stat().st_size) for row in range(6)]
+        assert [member.name if member else "" for member in members] == [
+            f"00000{row}.{ending}" for row in range(3) for ending in ("jpg", "cls")
+        ]
