@@ -146,7 +146,7 @@ def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
     if settings.dataset == "shards":
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
-        return list_shard_splits(data_dir, settings.cache_dir, only_test=only_test)
+        return list_shard_splits(data_dir, settings.cache_dir, settings.task, only_test=only_test)
     list_both: Callable[..., tuple[ImageList, ImageList]] = partial(
         list_splits, data_dir, settings.on_unreadable_image, cache_dir=settings.cache_dir
     )

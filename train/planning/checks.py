@@ -221,10 +221,10 @@ FSDP_INCOMPATIBLE = {
 def check_task(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a task without targets, and for a loss of another task."""
     settings = given.values
-    if settings.task != "classify" and settings.dataset != "csv" and not settings.reads_items:
+    if settings.task != "classify" and settings.dataset not in ("csv", "shards") and not settings.reads_items:
         raise UserError(
-            f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
-            " TRAIN_DATASET=csv."
+            f"{given.sources['task']}: the labels stand in train.csv or in shards, and TRAIN_DATASET is"
+            f" {settings.dataset}. Set TRAIN_DATASET=csv or shards."
         )
     if settings.loss not in ("auto", *LOSSES[settings.task]):
         raise UserError(

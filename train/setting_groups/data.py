@@ -46,7 +46,7 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         Literal["classify", "multilabel", "regress"],
         about(
             "What is learned. classify: one class an image. multilabel: any number of labels. regress: numbers."
-            " The last two read a csv.",
+            " The last two read a csv, shards or hf.",
             basic=True,
             resume="must_keep",
             evaluate="adopted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tarfile
 from collections.abc import Sequence
@@ -59,6 +60,26 @@ def pack(folder: Path, target: Path, per_shard: int = 10, label_ending: str = "c
                 members += [(f"{number:06}.{label_ending}", text.encode())]
             write_tar(target / split / f"{split}-{start // per_shard:06}.tar", members)
     (target / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
+    return target
+
+
+def pack_lists(folder: Path, target: Path, task: str) -> Path:
+    """Pack the images of train.csv, test.csv and val.csv, with labels or numbers, in order into a shard of each."""
+    for path in sorted(folder.glob("*.csv")):
+        members: list[Member] = []
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        for number, row in enumerate(rows):
+            name = row.pop("file")
+            if task == "multilabel":
+                fields = {"labels": [label.strip() for label in row["label"].split("|") if label.strip()]}
+            else:
+                fields = {"targets": list(map(float, row.values()))}
+            members += [(f"{number:06}{Path(name).suffix}", (folder / name).read_bytes())]
+            members += [(f"{number:06}.json", json.dumps(fields).encode())]
+        write_tar(target / f"{path.stem}-0.tar", members)
+        if task == "regress":
+            (target / "classes.txt").write_text("\n".join(rows[0]))
     return target
 
 

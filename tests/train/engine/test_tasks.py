@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.data.shard_files import pack_lists
 from tests.train.given import TWO_RANKS, imagefolder, losses
 
 pytestmark = pytest.mark.launch
@@ -73,6 +74,17 @@ def test_ranks_and_resumption_change_nothing(entrypoint: Entrypoint, task: dict[
     assert losses(entrypoint, "run") == pytest.approx(losses(entrypoint, "two"), rel=1e-3)
     entrypoint.cut()
     assert entrypoint.train(env=task | {"TRAIN_RESUME": "auto"})["weights_sha256"] == one["weights_sha256"]
+
+
+@needs_two_cores
+def test_shards_train_what_a_csv_trains(entrypoint: Entrypoint, task: dict[str, str], image_folder: Path) -> None:
+    task |= TWO_RANKS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_EPOCHS": "2"}
+    packed = pack_lists(image_folder, entrypoint.folder / "packed", task["TRAIN_TASK"])
+    one = entrypoint.train(env=task)
+    two = entrypoint.train(
+        env=task | {"TRAIN_DATASET": "shards", "TRAIN_DATA_DIR": str(packed), "TRAIN_RUN_NAME": "two"}
+    )
+    assert (two["weights_sha256"], two["score"]) == (one["weights_sha256"], one["score"])
 
 
 @needs_two_cores

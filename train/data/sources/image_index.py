@@ -39,6 +39,7 @@ class SavedIndex(msgspec.Struct, frozen=True, kw_only=True):
     starts: memoryview
     sizes: memoryview
     labels: memoryview
+    rows: tuple[tuple[str | float, ...], ...] = ()
 
 
 BUFFERS = ("ends", "numbers", "starts", "sizes")
@@ -48,19 +49,23 @@ BUFFERS = ("ends", "numbers", "starts", "sizes")
 class Index:
     """Images with their labels, and the places that they are in: shards, or each folder with its state.
 
-    Without places it is not kept.
+    Without places it is not kept. Labels are numbers of `rows` where these are: names of classes, or numbers.
     """
 
     files: FileList
     labels: array[int]
     places: tuple[Shard, ...] = ()
+    rows: tuple[tuple[str | float, ...], ...] = ()
 
 
-def load_index(folder: Path, paths: Sequence[Path], configured: Path | None, build: Callable[[], Index]) -> Index:
+def load_index(
+    folder: Path, paths: Sequence[Path], configured: Path | None, build: Callable[[], Index], kind: str = ""
+) -> Index:
     """Return the images at some paths below a folder, from the cache if their places are as they were.
 
-    `configured` is TRAIN_CACHE_DIR; without it the index is not kept where no cache folder can be written. Processes
-    that ask at once build one index. Raises what `build` raises, and `UserError` for a folder that the user named.
+    `kind` says what else `build` depends on. `configured` is TRAIN_CACHE_DIR; without it the index is not kept where no
+    cache folder can be written. Processes that ask at once build one index. Raises what `build` raises, and `UserError`
+    for a folder that the user named.
     """
     try:
         cached = cache_folder(configured)
@@ -69,7 +74,7 @@ def load_index(folder: Path, paths: Sequence[Path], configured: Path | None, bui
             raise
         return build()
     name = hashlib.blake2b(b"\0".join(os.fsencode(path.absolute()) for path in paths), digest_size=16).hexdigest()
-    place = cached / f"{name}.index"
+    place = cached / f"{name}{kind}.index"
     if found := read_index(place, folder):
         return found
     with folder_lock(cached / "indexing.lock", f"another process that lists images for {cached}"):
@@ -97,6 +102,7 @@ def write_index(place: Path, index: Index, *, named: bool) -> None:
             states=tuple((one.size, one.mtime_ns, one.ctime_ns) for one in index.places),
             names=memoryview(files.names),
             labels=memoryview(index.labels),
+            rows=index.rows,
             **{name: memoryview(getattr(files, name)) for name in BUFFERS},
         )
     )
@@ -132,4 +138,4 @@ def read_index(place: Path, folder: Path) -> Index | None:
     for name in BUFFERS:
         getattr(files, name).frombytes(getattr(saved, name))
     labels.frombytes(saved.labels)
-    return Index(files, labels, tuple(now))
+    return Index(files, labels, tuple(now), saved.rows)

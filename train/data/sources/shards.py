@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList
 from train.data.sources.image_folder import translate_folder_errors, what_is_there, why_no_file
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.image_list import ImageList, append_split, check_same_classes
-from train.data.sources.tar_headers import read_shard
+from train.data.sources.tar_headers import Label, read_shard
+from train.data.sources.targets import Targets, mark_labels
 
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
@@ -31,7 +32,7 @@ NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-
 
 
 def list_shard_splits(
-    data_dir: Path, cache_dir: Path | None, *, only_test: bool = False
+    data_dir: Path, cache_dir: Path | None, task: str = "classify", *, only_test: bool = False
 ) -> tuple[ImageList, ImageList]:
     """Return train and test, with val behind test if there are both; raises `UserError`.
 
@@ -41,11 +42,19 @@ def list_shard_splits(
         shards = find_test(data_dir) if only_test else find_splits(data_dir)
         names = read_classes(data_dir)
         indexes = {
-            split: load_index(data_dir, paths, cache_dir, partial(build_index, data_dir, paths))
+            split: load_index(
+                data_dir, paths, cache_dir, partial(build_index, data_dir, paths, task), task.removeprefix("classify")
+            )
             for split, paths in shards.items()
         }
-    splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
-    if not only_test:
+    if task == "classify":
+        splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
+    else:
+        first = next(iter(indexes))
+        targets = Targets(names or names_of_rows(data_dir, indexes[first].rows))
+        where = CLASSES_FILE if names else f"{first}/"
+        splits = {split: with_targets(data_dir, index, targets, where) for split, index in indexes.items()}
+    if not only_test and task == "classify":
         listed = {f"{split}/": one.classes for split, one in splits.items()} | ({CLASSES_FILE: names} if names else {})
         check_same_classes(data_dir, listed)
     if "train" not in splits:
@@ -54,21 +63,21 @@ def list_shard_splits(
     return splits["train"], append_split(test, splits["val"], data_dir) if "val" in splits else test
 
 
-def build_index(folder: Path, shards: Sequence[Path]) -> Index:
+def build_index(folder: Path, shards: Sequence[Path], task: str = "classify") -> Index:
     """Read the headers of all shards; raises `UserError` or `OSError` for the first one that cannot be used."""
     total = sum(state_of(path).size for path in shards)
     if total >= LARGE_BYTES:
         log(f"reading the headers of {len(shards):,} shards, {total / 2**30:,.1f} GiB, in {one_line(folder)}")
-    files, labels = FileList(folder), array("q")
+    files, labels, rows = FileList(folder), array("q"), dict[Label, int]()
     with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
         try:
-            for images, numbers in pool.map(read_shard, shards):
+            for images, found in pool.map(partial(read_shard, task=task), shards):
                 files.extend(images)
-                labels.extend(numbers)
+                labels.extend(label if isinstance(label, int) else rows.setdefault(label, len(rows)) for label in found)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return Index(files, labels, tuple(files.shards))
+    return Index(files, labels, tuple(files.shards), tuple(rows))  # type: ignore[arg-type]  # none is a number
 
 
 def named_classes(data_dir: Path, index: Index, names: tuple[str, ...]) -> ImageList:
@@ -87,6 +96,39 @@ def named_classes(data_dir: Path, index: Index, names: tuple[str, ...]) -> Image
     classes = tuple(names[number] if names else str(number) for number in present)
     rows = {number: row for row, number in enumerate(present)}
     return ImageList(data_dir, classes, files, array("q", map(rows.__getitem__, labels)))
+
+
+def names_of_rows(data_dir: Path, rows: Sequence[tuple[str | float, ...]]) -> tuple[str, ...]:
+    """Return the outputs of a model without classes.txt: the labels that are there, or a number for each value.
+
+    Raises `UserError` where no image has a label.
+    """
+    names = sorted({value for row in rows for value in row if isinstance(value, str)})
+    names = names or [f"value{index}" for index in range(max(map(len, rows)))]
+    if not names:
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: no image has a label. Add some.")
+    return tuple(names)
+
+
+def with_targets(data_dir: Path, index: Index, targets: Targets, place: str) -> ImageList:
+    """Return the images of a split with their targets; raises `UserError` for a row that does not fit.
+
+    `place` is where their names are.
+    """
+    names, numbers = targets.names, list[int]()
+    known = frozenset(names)
+    for number, row in enumerate(index.rows):
+        labels = [value for value in row if isinstance(value, str)]
+        fits = known.issuperset(labels) if labels or not row else len(row) == len(names)
+        where = "" if fits else printable(index.files.relative(index.labels.index(number)))
+        if not fits and not labels:
+            raise UserError(
+                f"TRAIN_DATA_DIR={printable(data_dir)}: {where} has {count_text(len(row), 'value')}, and there are"
+                f" {count_text(len(names), 'target')}, {printable(', '.join(names))}. Correct one of the two."
+            )
+        values = mark_labels(names, labels, where, place) if labels or not row else tuple(map(float, row))
+        numbers.append(targets.number_of(values))
+    return ImageList(data_dir, names, index.files, array("q", map(numbers.__getitem__, index.labels)), targets=targets)
 
 
 def read_classes(data_dir: Path) -> tuple[str, ...]:

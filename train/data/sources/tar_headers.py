@@ -6,7 +6,6 @@ import os
 import re
 import tarfile
 import zlib
-from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,9 +17,21 @@ import msgspec
 from entrypoint.core.errors import UserError, first_line, one_line, printable
 from entrypoint.core.paths import open_regular
 from train.data.sources.image_file import BLOCK, FileList, Shard, TarMember
+from train.data.sources.targets import MAX_TARGET
 from train.setting_groups.folder_kind import IMAGE_ENDINGS
 
-LABEL_FIELDS = ("cls", "label")
+# By task, where a JSON member has the label of its image, and what it is.
+LABEL_FIELDS = {
+    "classify": ("cls", "label", "labels"),
+    "multilabel": ("labels", "label"),
+    "regress": ("target", "targets", "label"),
+}
+WANTED = {
+    "classify": "A label is a whole number from 0 on",
+    "multilabel": "Labels are a list of names, or of 0 and 1 for each class",
+    "regress": "A target is a number, or a list of numbers",
+}
+Label = int | tuple[str | float, ...]
 # A key is the path up to the first dot of the name, as in webdataset. Names that begin with a dot have none.
 NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]*)", re.DOTALL)
 # What webdataset takes as a note about the shard.
@@ -71,7 +82,7 @@ class Sample:
     label: int | None = None
 
 
-def read_shard(path: Path) -> tuple[FileList, array[int]]:
+def read_shard(path: Path, task: str = "classify") -> tuple[FileList, list[Label]]:
     """Return the images of a shard in order, and their labels.
 
     Raises `UserError`, and `OSError` for a file that cannot be read.
@@ -80,7 +91,7 @@ def read_shard(path: Path) -> tuple[FileList, array[int]]:
         with os.fdopen(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             shard = Shard(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            return read_images(file, shard)
+            return read_images(file, shard, task)
     except ShardError as error:
         raise UserError(f"{one_line(path)} {error}.") from None
     except OSError as error:
@@ -88,7 +99,7 @@ def read_shard(path: Path) -> tuple[FileList, array[int]]:
         raise
 
 
-def read_images(file: BinaryIO, shard: Shard) -> tuple[FileList, array[int]]:
+def read_images(file: BinaryIO, shard: Shard, task: str) -> tuple[FileList, list[Label]]:
     """Return the images of a shard in order, and their labels; raises `ShardError`."""
     start = file.read(max(map(len, COMPRESSED)))
     for magic, name in COMPRESSED.items():
@@ -104,12 +115,12 @@ def read_images(file: BinaryIO, shard: Shard) -> tuple[FileList, array[int]]:
             key, ending = match.groups()
             if (sample := samples.get(key)) is None:
                 sample = samples[key] = Sample()
-            add_member(sample, ending.lower(), member, blocks)
+            add_member(sample, ending.lower(), member, blocks if task == "classify" else None)
     if not samples:
         raise ShardError("holds no images. Remove it, or pack some as KEY.jpg with KEY.cls")
-    files, labels = FileList(shard.path.parent), array("q")
+    files, labels = FileList(shard.path.parent), list[Label]()
     for key, sample in samples.items():
-        image, label = image_of(key, sample, blocks)
+        image, label = image_of(key, sample, blocks, task)
         headers = (image.start - image.headers) // BLOCK
         files.append(TarMember(shard, image.start + (headers if headers < BLOCK else 0), image.size))
         labels.append(label)
@@ -226,41 +237,61 @@ def next_block(file: BinaryIO) -> bytes:
     return b""
 
 
-def add_member(sample: Sample, ending: str, member: Member, blocks: Blocks) -> None:
-    """Add a member to its sample; raises `ShardError` for a second one of that ending, and for a wrong label."""
+def add_member(sample: Sample, ending: str, member: Member, blocks: Blocks | None) -> None:
+    """Add a member to its sample, with the label in a cls if there are `blocks` to read it.
+
+    Raises `ShardError` for a second member of that ending, and for a wrong label.
+    """
     if ending in sample.members:
         raise ShardError(f"has {printable(member.name)} twice. Give each sample a key of its own")
     sample.members[ending] = member
-    if ending == "cls":
+    if ending == "cls" and blocks:
         content = blocks.read(member, MAX_CLS_BYTES)
         label = LABEL.fullmatch(content)
         if not label:
             text = printable(content.decode(errors="replace"))
-            raise ShardError(f"has '{text}' in {printable(member.name)}. {WHOLE_NUMBER}")
+            raise ShardError(f"has '{text}' in {printable(member.name)}. {WANTED['classify']}")
         sample.label = int(label[1])
 
 
-WHOLE_NUMBER = "A label is a whole number from 0 on"
+def label_in_json(blocks: Blocks, member: Member, task: str) -> Label | None:
+    """Return the label that a JSON member holds, None if it has none; raises `ShardError` for one of another kind.
 
-
-def label_in_json(blocks: Blocks, member: Member) -> int | None:
-    """Return the label that a JSON member holds, None if it has none; raises `ShardError` for one of another kind."""
+    Several labels are their names, or 0 and 1; numbers are as they are.
+    """
     name, content = printable(member.name), blocks.read(member, MAX_JSON_BYTES)
     try:
         fields = msgspec.json.decode(content, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise ShardError(f"has no JSON object in {name}. Correct it, and pack it again") from None
-    for field_name in LABEL_FIELDS:
-        if field_name in fields:
-            label = fields[field_name]
-            if type(label) is not int or not 0 <= label <= MAX_LABEL:
-                raise ShardError(f"has {field_name} {printable(label)} in {name}. {WHOLE_NUMBER}")
-            return label
-    return None
+    field_name = next((known for known in LABEL_FIELDS[task] if known in fields), None)
+    if field_name is None:
+        return None
+    label = fields[field_name]
+    if task == "classify" and type(label) is int and 0 <= label <= MAX_LABEL:
+        return label
+    row = label if isinstance(label, list) else [label]
+    if task == "multilabel" and all(isinstance(value, str) for value in row):
+        return tuple(row)
+    is_number = {"multilabel": is_mark, "regress": is_target}.get(task)
+    if is_number and row and all(map(is_number, row)):
+        return tuple(map(float, row))
+    fix = ", or set TRAIN_TASK=multilabel" if task == "classify" and isinstance(label, list) else ""
+    raise ShardError(f"has {field_name} {printable(label)} in {name}. {WANTED[task]}{fix}")
 
 
-def image_of(key: str, sample: Sample, blocks: Blocks) -> tuple[Member, int]:
-    """Return the image of a sample and its label, by its JSON only if it has no cls.
+def is_mark(value: object) -> bool:
+    """Return whether a value says that an image has a class, or has it not."""
+    return value in (0, 1)
+
+
+def is_target(value: object) -> bool:
+    """Return whether a value is a number that a network can learn."""
+    return type(value) in (int, float) and abs(value) < MAX_TARGET  # type: ignore[arg-type]
+
+
+def image_of(key: str, sample: Sample, blocks: Blocks, task: str) -> tuple[Member, Label]:
+    """Return the image of a sample and its label, by its JSON only if it has none in a cls.
 
     Raises `ShardError` for a sample without an image or with several, and for one without a label.
     """
@@ -273,10 +304,11 @@ def image_of(key: str, sample: Sample, blocks: Blocks) -> tuple[Member, int]:
         raise ShardError(f"has no image for {printable(key)}, only {listed}. Add or remove it")
     if len(images) > 1:
         raise ShardError(f"has {len(images)} images for {printable(key)}. Give each image a key of its own")
-    label = sample.label
+    label: Label | None = sample.label
     if label is None and "json" in endings:
-        label = label_in_json(blocks, endings["json"])
+        label = label_in_json(blocks, endings["json"], task)
     if label is None:
-        name = printable(key)
-        raise ShardError(f"has no label for {name}. Add {name}.cls, or label in {name}.json")
+        name, noun = printable(key), "label" if task == "classify" else LABEL_FIELDS[task][0]
+        places = f"{name}.cls, or label in" if task == "classify" else f"{noun} to"
+        raise ShardError(f"has no {noun} for {name}. Add {places} {name}.json")
     return images[0], label

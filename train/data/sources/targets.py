@@ -13,6 +13,8 @@ from train.setting_groups.data import DataSettings
 # What a cell of a column with 0 and 1 may hold.
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 
+MAX_TARGET = 1e30
+
 
 @dataclass
 class Targets:
@@ -61,11 +63,15 @@ def read_target(settings: DataSettings, names: Sequence[str], cells: Sequence[st
         raise UserError(
             f"{where}: {printable(odd)} is neither 0 nor 1. Correct it, or name the columns file and label."
         )
-    labels = split_labels(cells[0], settings.label_separator)
+    return mark_labels(names, split_labels(cells[0], settings.label_separator), where, "train.csv")
+
+
+def mark_labels(names: Sequence[str], labels: Sequence[str], where: str, place: str) -> tuple[float, ...]:
+    """Return the row of 0 and 1 for some labels; raises `UserError` for one that is not in the `place` of the names."""
     for label in labels:
         if label not in names:
             raise UserError(
-                f"{where}: {printable(label)} is no class of train.csv. {did_you_mean(label, list(names))}Correct it,"
+                f"{where}: {printable(label)} is no class of {place}. {did_you_mean(label, list(names))}Correct it,"
                 " or add images there."
             )
     return tuple(float(name in labels) for name in names)
@@ -77,7 +83,7 @@ def read_number(cell: str, where: str) -> float:
         number = float(cell)
     except ValueError:
         number = math.nan
-    if not abs(number) < 1e30:  # not a number, or beyond what floats of a network hold
+    if not abs(number) < MAX_TARGET:  # not a number, or beyond what floats of a network hold
         raise UserError(f"{where}: {printable(cell) or 'an empty cell'} is no number. Correct it, or remove the line.")
     return number
 

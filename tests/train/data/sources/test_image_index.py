@@ -40,9 +40,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return the list of the shards whose headers are read from now on."""
     seen: list[Path] = []
 
-    def count(path: Path) -> object:
+    def count(path: Path, task: str) -> object:
         seen.append(path)
-        return read_shard(path)
+        return read_shard(path, task)
 
     monkeypatch.setattr(shards_module, "read_shard", count)
     return seen

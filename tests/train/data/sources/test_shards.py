@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import train_settings
-from tests.train.data.shard_files import image_bytes, list_both, pack, samples, settings_for, write_tar
+from tests.train.data.shard_files import image_bytes, list_both, pack, pack_lists, samples, settings_for, write_tar
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder
 from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
 from train.data.datasets import load
@@ -145,6 +145,71 @@ def test_numbers_name_classes_without_a_file(tmp_path: Path) -> None:
     train, test = list_both(tmp_path / "data")
     assert train.classes == test.classes == ("9", "10", "100")
     assert list(train.labels) == [1, 0, 2]
+
+
+CELLS = {"multilabel": ("label", ["b|a", "", "b", "c|b|a"]), "regress": ("age,size", ["1,2.5", "0.1,-3", "7,0"])}
+
+
+@pytest.mark.parametrize("task", CELLS)
+def test_targets_are_those_of_a_csv(image_folder: Path, tmp_path: Path, task: str) -> None:
+    head, cells = CELLS[task]
+    for split in ("train", "test", "val"):
+        paths = sorted((image_folder / split.replace("val", "test")).rglob("*.*"), reverse=split == "val")
+        lines = [f"{path.relative_to(image_folder)},{cells[row % len(cells)]}" for row, path in enumerate(paths)]
+        (image_folder / f"{split}.csv").write_text("\n".join([f"file,{head}", *lines]) + "\n")
+    packed = pack_lists(image_folder, tmp_path / "packed", task)
+    settings = settings_for(packed, task=task)
+    csv_settings = train_settings(dataset="csv", data_dir=image_folder, task=task)
+    theirs = list_files(csv_settings)
+    for again in (False, True):
+        ours = list_files(settings)
+        for own, other in zip(ours, theirs, strict=True):
+            assert (own.classes, own.labels, own.val_start) == (other.classes, other.labels, other.val_start), again
+            assert own.targets == other.targets
+    facts, others = map(inspect_dataset, (settings, csv_settings))
+    assert replace(facts, shared=(0, 0)) == replace(others, shared=(0, 0))
+    refusal(list_files, settings_for(packed), match="TRAIN_TASK=multilabel" if task == "multilabel" else "has no label")
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "test", "names", "said"),
+    [
+        (
+            "multilabel",
+            '{"labels": ["ant"]}',
+            '{"labels": ["bee", "ant"]}',
+            "",
+            "test-0.tar:a.jpg: bee is no class of train/",
+        ),
+        ("multilabel", '{"labels": ["ant"]}', '{"labels": ["ant"]}', "bee", "a.jpg: ant is no class of classes.txt"),
+        ("multilabel", '{"labels": []}', '{"labels": []}', "", "no image has a label. Add some"),
+        (
+            "multilabel",
+            '{"labels": [1, 0]}',
+            '{"labels": [1]}',
+            "",
+            "test-0.tar:a.jpg has 1 value, and there are 2 targets",
+        ),
+        ("regress", '{"target": 1}', '{"target": 1}', "age\nsize", "has 1 value, and there are 2 targets, age, size"),
+        ("regress", '{"target": 1}', '{"target": [1, 2]}', "", "has 2 values, and there are 1 target, value0. Correct"),
+    ],
+)
+def test_wrong_targets_are_one_line(tmp_path: Path, task: str, train: str, test: str, names: str, said: str) -> None:
+    for split, text in (("train", train), ("test", test)):
+        write_tar(tmp_path / f"data/{split}-0.tar", [("a.jpg", image_bytes()), ("a.json", text.encode())])
+    if names:
+        (tmp_path / "data/classes.txt").write_text(names)
+    for look in (list_files, inspect_dataset):
+        assert said in refusal(look, settings_for(tmp_path / "data", task=task))
+
+
+def test_values_have_numbers_for_names(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        members = [("a.jpg", image_bytes()), ("a.json", b'{"target": [2, 3]}')]
+        write_tar(tmp_path / f"data/{split}-0.tar", members)
+    train, _ = list_files(settings_for(tmp_path / "data", task="regress"))
+    assert train.classes == ("value0", "value1")
+    assert list(train.targets.values) == [2, 3]
 
 
 def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:

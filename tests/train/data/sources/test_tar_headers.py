@@ -89,6 +89,39 @@ def test_label_is_in_cls_or_json(tmp_path: Path, members: list[Member], label: i
     assert (content, found) == (JPEG, label)
 
 
+@pytest.mark.parametrize(
+    ("task", "content", "label"),
+    [
+        ("multilabel", b'{"labels": ["ant", "bee"]}', ("ant", "bee")),
+        ("multilabel", b'{"label": "ant", "x": 1}', ("ant",)),
+        ("multilabel", b'{"labels": []}', ()),
+        ("multilabel", b'{"labels": [1, 0.0, true]}', (1.0, 0.0, 1.0)),
+        ("regress", b'{"target": 3}', (3.0,)),
+        ("regress", b'{"label": [1.5, -2e3], "labels": "x"}', (1.5, -2000.0)),
+        ("classify", b'{"labels": ["ant", "bee"]}', "has labels ['ant', 'bee'] in a.json. A label is a whole number"),
+        ("classify", b'{"label": [1]}', "from 0 on, or set TRAIN_TASK=multilabel"),
+        ("multilabel", b'{"labels": [1, 2]}', "has labels [1, 2] in a.json. Labels are a list of names, or of 0 and 1"),
+        ("multilabel", b'{"labels": ["ant", 1]}', "has labels ['ant', 1] in a.json"),
+        ("multilabel", b'{"labels": null}', "has labels None in a.json"),
+        ("multilabel", b'{"x": 1}', "has no labels for a. Add labels to a.json"),
+        ("regress", b'{"target": []}', "has target [] in a.json. A target is a number, or a list of numbers"),
+        ("regress", b'{"target": true}', "has target True in a.json"),
+        ("regress", b'{"target": "3"}', "has target 3 in a.json"),
+        ("regress", b'{"target": 1e31}', "has target 1e+31 in a.json"),
+        ("regress", b'{"target": 1e400}', "has no JSON object in a.json"),
+        ("regress", b'{"target": 1' + b"0" * 500 + b"}", "in a.json"),
+    ],
+)
+def test_labels_of_other_tasks_are_in_json(tmp_path: Path, task: str, content: bytes, label: object) -> None:
+    path = write_tar(
+        tmp_path / "a.tar", [("a.jpg", JPEG), ("a.json", content), *([("a.cls", b"x")] * (task[0] != "c"))]
+    )
+    if isinstance(label, str):
+        assert label in refusal(read_shard, path, task)
+    else:
+        assert read_shard(path, task)[1] == [label]
+
+
 def test_members_of_a_sample_need_not_be_neighbors(tmp_path: Path) -> None:
     members = sorted(samples([2, 0, 1]), key=lambda member: member[0].endswith("cls"))
     found = contents(write_tar(tmp_path / "a.tar", members))
