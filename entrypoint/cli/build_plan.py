@@ -41,7 +41,7 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
     values = read_train_settings(inputs.environ, command.flags).values
     if values.evaluate:  # the run's own settings say how its data are read, and nothing was tuned for them
         return values.speed_relevant()
-    return {**values.speed_relevant(), "shape": inspect_dataset(values).shape}
+    return {**values.speed_relevant(), "shape": inspect_dataset(values, launches=command.launches).shape}
 
 
 def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
@@ -72,7 +72,8 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     if not writes_none and asked.url("output_dir"):
         asked, decision = plan_storage(asked, inputs)
         decisions += (decision,)
-    facts = inspect_dataset(asked.values)
+    launches = command.launches and command.command != "doctor"
+    facts = inspect_dataset(asked.values, launches=launches)
     if trained:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
         is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
@@ -82,7 +83,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     at_hand = weights_at_hand(inputs.environ) if asked.values.reads_files else ()
     training, plan = with_recipe(asked, make_plan(inputs), facts, at_hand)
     if training.values.image_size != asked.values.image_size:
-        facts = inspect_dataset(training.values)
+        facts = inspect_dataset(training.values, launches=launches)
     plan = replace(plan.with_variables(adopted | resumed), decisions=plan.decisions + decisions)
     problem = () if writes_none else check_output_dir(asked, inputs)
     plan = replace(plan, warnings=(*problem, *plan.warnings))

@@ -69,6 +69,12 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
+def as_url(path: Path | None) -> str:
+    """Return the URL that was made a path, which has one slash for two; an empty text for any other path."""
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]+):/(.+)", str(path), re.IGNORECASE | re.DOTALL)
+    return f"{match[1]}:{'///' if match[1] == 'file' else '//'}{match[2]}" if match else ""
+
+
 def parse_value(text: str, annotation: Any) -> Any:
     """Return text as a value of an annotation; raises ValueError where no member of it accepts the text."""
     for member in union_members(annotation):
@@ -102,8 +108,8 @@ def find_text_problem(text: str, annotation: Any) -> str:
         return ""
     if not any(expected_text(member) == URL_TITLE for member in union_members(annotation)):
         return (
-            "is a URL, and a path is needed. Copy or mount what is there. TRAIN_DATASET=hf:URL reads parquet files, and"
-            " TRAIN_OUTPUT_DIR=URL keeps runs in object storage."
+            "is a URL, and a path is needed. Copy or mount what is there. TRAIN_DATA_DIR=URL reads shards and csv,"
+            " TRAIN_DATASET=hf:URL parquet files, and TRAIN_OUTPUT_DIR=URL keeps runs in object storage."
         )
     if SECRET_IN_URL.match(text):
         return "has a password in it, which logs would show. Set the variables of that storage."

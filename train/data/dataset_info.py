@@ -13,6 +13,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import exists, is_file, is_folder, resolve
+from entrypoint.core.setting_types import as_url
 from train.child import ask_child
 from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
@@ -77,15 +78,23 @@ KNOWN = {
 }
 
 
-def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
-    """Return the facts of the settings' data set; raises `UserError` for a folder that cannot be used."""
+def inspect_dataset(settings: TrainSettings, *, launches: bool = True) -> DatasetInfo:
+    """Return the facts of the settings' data set; raises `UserError` for a folder that cannot be used.
+
+    Without a launch that follows, little is copied out of object storage.
+    """
+    if (url := as_url(settings.data_dir)) and settings.dataset not in ("csv", "shards"):
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(url)}: only csv and shards are read from object storage, and TRAIN_DATASET is"
+            f" {printable(settings.dataset)}. Set TRAIN_DATASET=shards or csv; hf:URL reads parquet files."
+        )
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
     if settings.reads_items:
         return ask_probe(settings)
-    return describe_lists(settings, *list_files(settings))
+    return describe_lists(settings, *list_files(settings, launches=launches))
 
 
 @cache
@@ -132,12 +141,25 @@ WANTED_FOLDER = {
 }
 
 
-def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
+def list_files(settings: TrainSettings, *, launches: bool = True) -> tuple[ImageList, ImageList]:
     """Return train and test as TRAIN_DATASET says where they and their classes stand.
 
     Raises `UserError` for a folder or a file that cannot be used.
     """
-    only_test, data_dir = settings.tests_only, settings.data_dir
+    if not (url := as_url(settings.data_dir)):
+        return list_folder(settings, settings.data_dir)
+    from train.data.sources.stored_files import copy_dataset
+
+    copy = copy_dataset(settings, url, launches=launches)
+    try:
+        return list_folder(settings, copy)
+    except UserError as error:
+        raise UserError(str(error).replace(str(copy), url), error.code) from None
+
+
+def list_folder(settings: TrainSettings, data_dir: Path | None) -> tuple[ImageList, ImageList]:
+    """Return train and test of a folder of the kind TRAIN_DATASET; raises `UserError`."""
+    only_test = settings.tests_only
     if data_dir is None:
         raise UserError(f"TRAIN_DATASET={settings.dataset}: needs TRAIN_DATA_DIR, {WANTED_FOLDER[settings.dataset]}")
     if not is_folder(data_dir):
@@ -174,7 +196,8 @@ def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
         is_whole = not any(is_file(folder / name) for name in ("test.csv", "val.csv"))
     if not isinstance(trained_on, str) or not is_whole:
         return None
-    return not origin.settings.get("val_split") if resolve(Path(trained_on)) == resolve(folder) else None
+    is_same = settings.data_dir and resolve(Path(trained_on)) == resolve(settings.data_dir)
+    return not origin.settings.get("val_split") if is_same else None
 
 
 def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:

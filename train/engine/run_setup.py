@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.paths import exists
+from entrypoint.core.setting_types import as_url
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.plan.model import Plan, TrainerPlan
 from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
@@ -244,7 +245,15 @@ def node_name(group: ProcessGroup, rank: int) -> str:
 
 
 def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: ProcessGroup) -> DataFingerprint:
-    """Return what rank 0 knows of its data; raises `UserError` on every rank if another node has other data."""
+    """Return what rank 0 knows of its data; raises `UserError` on every rank if another node has other data.
+
+    The name of the copy of what is in object storage says which state that had: ranks must not have two of them.
+    """
+    url = as_url(settings.data_dir)
+    copy = f"{url}\0{data.listings[0].folder.name}" if url and data.listings else ""
+    copies = set(group.gather(copy, str))
+    if len({text.partition("\0")[0] for text in copies}) < len(copies):
+        raise UserError(f"TRAIN_DATA_DIR={printable(url)}: changed while the ranks began. Start the run again.")
     own = data.fingerprint(settings) if group.local_rank == 0 else None
     found = group.gather(own, DataFingerprint | None)
     check_same_data([(node_name(group, rank), one) for rank, one in enumerate(found) if one])

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import Alpha, Fraction, about
+from entrypoint.core.setting_types import Alpha, Fraction, PathOrUrl, about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 
@@ -62,10 +62,10 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         ),
     ] = "|"
     data_dir: Annotated[
-        Path | None,
+        PathOrUrl | None,
         about(
-            "imagefolder, csv, shards, hf: the folder with train and test (or val), or of classes. Other datasets:"
-            " download folder.",
+            "imagefolder, csv, shards, hf: the folder with train and test (or val), or of classes. csv and shards may"
+            " be in object storage: s3://BUCKET/FOLDER. Other datasets: download folder.",
             basic=True,
             speed=False,
             resume="may_change",
@@ -169,7 +169,8 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     cache_dir: Annotated[
         Path | None,
         about(
-            "Folder for decoded images and indexes of shards. Unset: the user's cache folder.",
+            "Folder for decoded images, indexes of shards, and copies of what is in object storage. Unset: the user's"
+            " cache folder.",
             speed=False,
             resume="may_change",
             nodes="may_differ",
