@@ -148,13 +148,9 @@ def list_files(settings: TrainSettings, *, launches: bool = True) -> tuple[Image
     """
     if not (url := as_url(settings.data_dir)):
         return list_folder(settings, settings.data_dir)
-    from train.data.sources.stored_files import copy_dataset
+    from train.data.sources.stored_files import list_stored
 
-    copy = copy_dataset(settings, url, launches=launches)
-    try:
-        return list_folder(settings, copy)
-    except UserError as error:
-        raise UserError(str(error).replace(str(copy), url), error.code) from None
+    return list_stored(settings, url, partial(list_folder, settings), launches=launches)
 
 
 def list_folder(settings: TrainSettings, data_dir: Path | None) -> tuple[ImageList, ImageList]:

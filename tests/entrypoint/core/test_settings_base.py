@@ -140,7 +140,7 @@ def test_password_in_a_url_is_not_shown_where_the_name_is_wrong() -> None:
 
 PATHS = [
     (LaunchSettings, ("log_dir", "secret_file", "python", "tuning_store", "hosts")),
-    (TrainSettings, ("data_dir", "cache_dir", "model_path", "weights", "resume", "evaluate")),
+    (TrainSettings, ("cache_dir", "model_path", "weights", "resume", "evaluate")),
 ]
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from train.checkpoint.folder import remove_tree
 from train.checkpoint.store import NAME, RunStore
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_folder import SILENT_S
+from train.data.sources.image_list import ImageList
 from train.data.sources.label_files import read_table
 from train.data.sources.shards import CLASSES_FILE, LARGE_BYTES, SHARD_NAME, SPLIT_NAME
 from train.lock_file import folder_lock
@@ -50,25 +53,40 @@ def digest_of(value: object) -> str:
     return hashlib.blake2b(repr(value).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def copy_dataset(settings: TrainSettings, url: str, *, launches: bool) -> Path:
-    """Return the folder with copies of the shards, or of the lists and their images, below a URL; raises `UserError`.
+def list_stored(
+    settings: TrainSettings, url: str, list_folder: Callable[[Path], tuple[ImageList, ImageList]], *, launches: bool
+) -> tuple[ImageList, ImageList]:
+    """Return what `list_folder` finds in a copy of what is below a URL; raises `UserError`, which names the URL.
 
-    Processes of a node that ask at once copy once. Without a launch that follows, only a little is copied.
+    Without a launch that follows, only a little is copied.
     """
     place = cache_folder(settings.cache_dir) / f"data-{digest_of(url)}"
-    store = DataStore(url, place, launches=launches)
+    try:
+        return list_folder(copy_dataset(settings, DataStore(url, place, launches=launches)))
+    except UserError as error:
+        message = re.sub(rf"{re.escape(str(place))}/[0-9a-f]{{32}}", lambda _: url, str(error))
+        raise UserError(message, error.code) from None
+
+
+def copy_dataset(settings: TrainSettings, store: DataStore) -> Path:
+    """Return the folder with copies of the shards, or of the lists and their images; raises `UserError`.
+
+    Processes of a node that ask at once copy once.
+    """
     with store.errors("read"):
         listed = store.list_objects()
-    description = f"another process that copies {printable(url)}"
-    with store.errors("read"), folder_lock(place.with_suffix(".lock"), description):
-        place.mkdir(exist_ok=True)
+    description = f"another process that copies {printable(store.url)}"
+    with store.errors("read"), folder_lock(store.copy.with_suffix(".lock"), description):
+        store.copy.mkdir(exist_ok=True)
         if settings.dataset == "shards":
             names = shard_names(listed, only_test=settings.tests_only)
         else:
             names = [name for name in LISTS if name in listed]
             names = [name for name in names if name != "train.csv"] if settings.tests_only and names[1:] else names
             tables = store.copy_objects({name: listed[name] for name in names})
-            names += image_names(listed, [read_table(tables / name, settings.task).rows for name in names])
+            rows = chain.from_iterable(read_table(tables / name, settings.task).rows for name in names)
+            forms = {form for _, name, _ in rows for form in (name, name.replace("\\", "/"))}
+            names += sorted(listed.keys() & map(os.path.normpath, forms))  # the list says what is missing
         return store.copy_objects({name: listed[name] for name in names})
 
 
@@ -80,13 +98,6 @@ def shard_names(listed: Iterable[str], *, only_test: bool) -> list[str]:
     wanted = next((split for split in ("test", "val") if only_test and split in splits.values()), "")
     names = [name for name in shards if wanted in ("", splits.get(name))]
     return names + [name for name, (*_, last) in places.items() if last == CLASSES_FILE]
-
-
-def image_names(listed: Mapping[str, StoredObject], tables: Iterable[Iterable[tuple[int, str, object]]]) -> list[str]:
-    """Return the objects that lists name; the listing of their copies finds what is missing."""
-    named = {name for rows in tables for _, name, _ in rows}
-    forms = {os.path.normpath(form) for name in named for form in (name, name.replace("\\", "/"))}
-    return sorted(forms & listed.keys())
 
 
 class DataStore(RunStore):
@@ -138,10 +149,8 @@ class DataStore(RunStore):
 
     def is_here(self, item: StoredObject) -> bool:
         """Return whether this machine has a whole copy."""
-        try:
-            return (self.copy / digest_of(item)).stat().st_size == item.size
-        except FileNotFoundError:
-            return False
+        path = self.copy / digest_of(item)
+        return exists(path) and path.stat().st_size == item.size
 
     def fetch_all(self, missing: list[StoredObject]) -> None:
         """Copy objects, several at once, and say how far it is if that takes long."""

@@ -6,11 +6,11 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,11 @@ WANTED = {
     "classify": "A label is a whole number from 0 on",
     "multilabel": "Labels are a list of names, or of 0 and 1 for each class",
     "regress": "A target is a number, or a list of numbers",
+}
+# Whether a value in a list says that an image has a class or has it not, and whether it is a number to learn.
+NUMBERS: dict[str, Callable[[Any], bool]] = {
+    "multilabel": lambda value: value in (0, 1),
+    "regress": lambda value: type(value) in (int, float) and abs(value) < MAX_TARGET,
 }
 Label = int | tuple[str | float, ...]
 # A key is the path up to the first dot of the name, as in webdataset. Names that begin with a dot have none.
@@ -273,21 +278,10 @@ def label_in_json(blocks: Blocks, member: Member, task: str) -> Label | None:
     row = label if isinstance(label, list) else [label]
     if task == "multilabel" and all(isinstance(value, str) for value in row):
         return tuple(row)
-    is_number = {"multilabel": is_mark, "regress": is_target}.get(task)
-    if is_number and row and all(map(is_number, row)):
+    if row and task != "classify" and all(map(NUMBERS[task], row)):
         return tuple(map(float, row))
     fix = ", or set TRAIN_TASK=multilabel" if task == "classify" and isinstance(label, list) else ""
     raise ShardError(f"has {field_name} {printable(label)} in {name}. {WANTED[task]}{fix}")
-
-
-def is_mark(value: object) -> bool:
-    """Return whether a value says that an image has a class, or has it not."""
-    return value in (0, 1)
-
-
-def is_target(value: object) -> bool:
-    """Return whether a value is a number that a network can learn."""
-    return type(value) in (int, float) and abs(value) < MAX_TARGET  # type: ignore[arg-type]
 
 
 def image_of(key: str, sample: Sample, blocks: Blocks, task: str) -> tuple[Member, Label]:

@@ -19,10 +19,12 @@ from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.train.data.shard_files import pack, samples, settings_for, write_tar
 from tests.train.given import TWO_RANKS, imagefolder
 from tests.train.object_storage import gateway, s3_server
+from train.checkpoint.metadata import DataFingerprint
 from train.data.dataset_info import inspect_dataset, list_files
 from train.data.sources import stored_files
 from train.data.sources.image_file import read_file
 from train.data.sources.stored_files import DataStore
+from train.engine.run_setup import exchange_fingerprints
 from train.settings import TrainSettings
 
 Listed = list[tuple[str, bytes, int]]
@@ -251,6 +253,45 @@ def test_image_that_is_not_stored_is_named(csv_folder: Path, url: str, tmp_path:
     assert message.startswith(f"{url}/train.csv, line 2: train/class0/000.jpg is not there")
 
 
+def test_faults_of_a_list_name_the_url(csv_folder: Path, url: str, tmp_path: Path) -> None:
+    (csv_folder / "test.csv").write_text("a,b\n1,2\n")
+    put(csv_folder, url)
+    message = refusal(list_files, stored(url, tmp_path / "cache", dataset="csv"))
+    assert message.startswith(f"{url}/test.csv: has no column file, label")
+
+
+@pytest.mark.parametrize("kind", ["shards", "csv"])
+def test_place_without_data_says_what_it_needs(url: str, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/notes.txt").write_text("x")
+    put(tmp_path / "in", url)
+    message = refusal(list_files, stored(url, tmp_path / "cache", dataset=kind))
+    assert message.startswith(f"TRAIN_DATA_DIR={url}: ")
+    assert ("train.csv" if kind == "csv" else "train/*.tar") in message
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "b")])
+def test_ranks_compare_what_they_copied(names: tuple[str, str]) -> None:
+    """The second rank has listed another state, or reads a folder of its own."""
+
+    class Group:
+        local_rank = 1
+
+        def gather(self, value: object, _: object) -> list[object]:
+            others = [DataFingerprint(classes=(), train_examples=1, test_examples=1), None]
+            return [value, value, f"s3://b/c\0{names[1]}", ""] if isinstance(value, str) else others
+
+        def node_of(self, _: int) -> str:
+            return ""
+
+    listing = SimpleNamespace(folder=Path("cache", names[0]))
+    given: Any = (SimpleNamespace(listings=(listing, listing)), stored("s3://b/c", Path()), Group())
+    if names[0] == names[1]:
+        exchange_fingerprints(*given)
+    else:
+        refusal(exchange_fingerprints, *given, match="s3://b/c: changed while the ranks began. Start the run again")
+
+
 def test_names_that_are_no_files_are_refused(packed: Path, tmp_path: Path) -> None:
     url, cache = f"file://{tmp_path}/bucket", tmp_path / "cache"
     (packed / "train/.hidden.tar").write_bytes(b"x")
@@ -336,3 +377,16 @@ def test_run_is_that_of_a_local_folder(
     keys = {name: text for name, text in env.items() if name.startswith(("AWS_", "LAUNCH_QUIET", "TRAIN_CACHE"))}
     result = entrypoint.succeed("evaluate", "runs/stored", env=keys)
     assert f"accuracy  {whole['test_accuracy']:.2f} %" in result.out
+
+
+@pytest.mark.launch
+def test_cut_list_is_evaluated_without_what_was_trained(
+    entrypoint: Entrypoint, csv_folder: Path, tmp_path: Path
+) -> None:
+    (csv_folder / "test.csv").unlink()
+    put(csv_folder, url := f"file://{tmp_path}/bucket")
+    env = imagefolder(csv_folder, TRAIN_DATASET="csv", TRAIN_DATA_DIR=url, LAUNCH_QUIET="1", TRAIN_RUN_NAME="a")
+    summary = entrypoint.train(env=env)
+    for words in ((), ("--data-dir", url)):
+        result = entrypoint.succeed("evaluate", "runs/a", *words, env={"LAUNCH_QUIET": "1"})
+        assert f"accuracy  {summary['test_accuracy']:.2f} % of 3 images" in result.out
