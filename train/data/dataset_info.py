@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -298,9 +299,9 @@ def read_headers(listing: ImageList, policy: str) -> Headers:
 
 def sampled_rows(listing: ImageList) -> Iterator[int]:
     """Yield the first row of each class, then further rows of each, evenly spaced over the class."""
-    rows_of: dict[int, list[int]] = {}
+    rows_of: defaultdict[int, array[int]] = defaultdict(partial(array, "I"))
     for row, label in enumerate(listing.labels):
-        rows_of.setdefault(label, []).append(row)
+        rows_of[label].append(row)
     most = max(1, SAMPLED_GRAY_IMAGES // len(rows_of))
     spaced = (rows[:: max(1, len(rows) // most)] for rows in rows_of.values())
     return (row for row in chain.from_iterable(zip_longest(*spaced)) if row is not None)
