@@ -6,8 +6,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +123,15 @@ def test_large_object_comes_in_pieces(packed: Path, url: str, tmp_path: Path, mo
     put(packed, url)
     monkeypatch.setattr(stored_files, "PIECE_BYTES", 1000)
     assert listed(stored(url, tmp_path / "cache")) == listed(settings_for(packed))
+
+
+def test_web_server_that_lists_folders_is_read(packed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="needs aiohttp, which s3fs brings")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(packed.parent)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    settings = stored(f"http://127.0.0.1:{server.server_port}/{packed.name}", tmp_path / "cache")
+    assert listed(settings) == listed(settings_for(packed))
+    server.shutdown()
 
 
 @pytest.mark.parametrize("kind", ["shards", "csv"])
