@@ -76,7 +76,11 @@ def read_topology(root: Path, mask: frozenset[int]) -> Topology:
     allowed = sorted(mask & frozenset(online)) or sorted(mask)
     cores, hidden = read_cores(base / "cpu", allowed)
     sockets = read_sockets(base / "cpu", allowed)
-    nodes = read_nodes(base / "node")
+    nodes = {  # empty where the kernel has no NUMA or hides it
+        cpu: int(path.parent.name.removeprefix("node"))
+        for path in (base / "node").glob("node[0-9]*/cpulist")
+        for cpu in read_cpu_list(path)
+    }
     slow, caches = find_efficiency_cpus(root, allowed), read_caches(base / "cpu", allowed)
     assumptions: list[str] = []
     if hidden:
@@ -140,15 +144,6 @@ def read_sockets(folder: Path, allowed: list[int]) -> dict[int, int]:
             socket = max(0, read_number(topology / "physical_package_id") or 0)
             sockets |= dict.fromkeys((cpu, *read_cpu_list(topology / "package_cpus_list")), socket)
     return sockets
-
-
-def read_nodes(folder: Path) -> dict[int, int]:
-    """Return CPU id → NUMA node id for the nodes that have CPUs; empty where the kernel has no NUMA or hides it."""
-    return {
-        cpu: int(path.parent.name.removeprefix("node"))
-        for path in folder.glob("node[0-9]*/cpulist")
-        for cpu in read_cpu_list(path)
-    }
 
 
 # A core this much slower than the fastest is another kind; cores of one kind differ by a few percent.

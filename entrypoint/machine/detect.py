@@ -75,7 +75,8 @@ def detect_machine(
     prefix = root / environment.relative_to("/")
     cpu = read_cpuinfo(root)
     flags = cpu.get("flags", cpu.get("Features", "")).split()
-    total = meminfo_bytes(root)
+    lines = (line.split() for line in read_lines(root / "proc/meminfo"))
+    total = next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)
     return Machine(
         hostname=platform.node(),
         cpu_model=cpu.get("model name") or platform.machine(),
@@ -106,12 +107,6 @@ def read_cpuinfo(root: Path) -> dict[str, str]:
             key, _, value = line.partition(":")
             words[key.strip()] = value.strip()
     return words
-
-
-def meminfo_bytes(root: Path) -> int:
-    """Return the node's memory in bytes, 0 where /proc is hidden."""
-    lines = (line.split() for line in read_lines(root / "proc/meminfo"))
-    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)
 
 
 def describe_machine(machine: Machine) -> str:

@@ -91,12 +91,13 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
     parents = [handles.index(parent) for parent, _ in parts]
     for own, (parent, device) in enumerate(parts):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(parent)
+        node = read_number(root / "sys/bus/pci/devices" / bus_id(nvml, parent) / "numa_node")
         yield Gpu(
             index=parents[own],
             uuid=nvml.nvmlDeviceGetUUID(device),
             name=nvml.nvmlDeviceGetName(device),
             memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device).total),
-            node=read_numa_node(root, bus_id(nvml, parent)),
+            node=node if node is not None and node >= 0 else None,  # the kernel has -1 for none
             mig=device is not parent,
             capability=10 * int(major) + int(minor),
             links=tuple(
@@ -127,12 +128,6 @@ def short_address(address: Any) -> str:
     text = address.decode() if isinstance(address, bytes) else str(address)
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
-
-
-def read_numa_node(root: Path, address: str) -> int | None:
-    """Return a PCI device's NUMA node; None for the kernel's -1 (none known)."""
-    node = read_number(root / "sys/bus/pci/devices" / address / "numa_node")
-    return node if node is not None and node >= 0 else None
 
 
 SWITCH = "switch"

@@ -109,16 +109,11 @@ def read_packages(prefix: Path) -> Packages:
             name, _, version = entry.removesuffix(".dist-info").partition("-")
             if name in TRACKED_PACKAGES and entry.endswith(".dist-info"):
                 versions[name] = version
-                if required := required_torch(folder / entry / "METADATA") if name == "torchvision" else "":
-                    needs_torch[name] = required
+                lines = "\n".join(read_lines(folder / entry / "METADATA") if name == "torchvision" else ())
+                if match := re.search(r"^Requires-Dist: torch ?\(?==([\w.]+)", lines, re.MULTILINE):
+                    needs_torch[name] = match[1]
         cuda = torch_cuda_version(folder / "torch/version.py") if cuda is None else cuda
     return Packages(versions, cuda, needs_torch)
-
-
-def required_torch(file: Path) -> str:
-    """Return the exact version of torch that a package's metadata requires, empty if it requires none."""
-    match = re.search(r"^Requires-Dist: torch ?\(?==([\w.]+)", "\n".join(read_lines(file)), re.MULTILINE)
-    return match[1] if match else ""
 
 
 def torch_cuda_version(file: Path) -> str | None:

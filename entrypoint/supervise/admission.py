@@ -66,7 +66,12 @@ class Admission(Struct):
         if other.token != self.rank0.token:
             missing = other.rank != self.rank0.rank and other.rank not in self.admitted
             if missing and not self.rank0.is_unique and not other.is_unique:
-                return "", other_command(self.rank0, other)
+                how = (
+                    f"the nodes disagree: {self.rank0.node} runs `{command_of(self.rank0)}`, {other.node} runs"
+                    f" `{command_of(other)}`. Start the same command on all nodes, or set another MASTER_PORT for each"
+                    " run."
+                )
+                return "", FirstFailure(other.rank, other.node, int(ExitCode.USAGE), how, before_start=True)
             return self.rank0.token, None
         if not other.world_size or not self.rank0.world_size:
             return "", None
@@ -79,15 +84,6 @@ class Admission(Struct):
             return "", failure
         self.admitted[other.rank] = other
         return "", None
-
-
-def other_command(rank0: RankEndpoint, other: RankEndpoint) -> FirstFailure:
-    """Return the failure of a run in which a node was given another command than rank 0's."""
-    how = (
-        f"the nodes disagree: {rank0.node} runs `{command_of(rank0)}`, {other.node} runs `{command_of(other)}`. Start"
-        " the same command on all nodes, or set another MASTER_PORT for each run."
-    )
-    return FirstFailure(other.rank, other.node, int(ExitCode.USAGE), how, before_start=True)
 
 
 def command_of(endpoint: RankEndpoint) -> str:

@@ -20,8 +20,9 @@ from entrypoint.core.user_dirs import user_cache_dir, why_not_trusted
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import LaunchSettings, read_launch_settings
-from entrypoint.tune.candidates import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
 
+RANKS, THREADS = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS"
+OPENMP, ALLOCATOR, BIND = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING"
 VERSION = 3
 # What candidates differ in, and the form of their values: no path, which could name a library.
 TUNED_VARIABLES = frozenset({RANKS, THREADS, OPENMP, ALLOCATOR, BIND, "KMP_BLOCKTIME", "OMP_WAIT_POLICY"})

@@ -207,12 +207,6 @@ def check_index(metadata: Metadata, digests: Mapping[str, str]) -> None:
         raise ValueError(f"{CHECKSUM_FILE} and {METADATA_FILE} name different files")
 
 
-def check_name(name: str, metadata: Metadata) -> None:
-    """Raise ValueError if a checkpoint's step is not that of its name."""
-    if (found := STEP_NAME.fullmatch(name)) and int(found[1]) != metadata.step:
-        raise ValueError(f"its name says step {int(found[1])} and {METADATA_FILE} says step {metadata.step}")
-
-
 def read_verified(path: Path, digest: str) -> bytes:
     """Return the content of a file that has this SHA-256; raises OSError or ValueError."""
     content = read_bytes(path)
@@ -228,7 +222,8 @@ def read_metadata(path: Path) -> tuple[Metadata, dict[str, str]]:
         content = read_verified(path / METADATA_FILE, digests[METADATA_FILE])
         metadata = msgspec.json.decode(content, type=Metadata)
         check_index(metadata, digests)
-        check_name(path.name, metadata)
+        if (match := STEP_NAME.fullmatch(path.name)) and int(match[1]) != metadata.step:
+            raise ValueError(f"its name says step {int(match[1])} and {METADATA_FILE} says step {metadata.step}")
     except RecursionError:
         raise corrupt_error(path, ValueError("its JSON is nested too deeply")) from None
     except (OSError, ValueError, msgspec.MsgspecError) as error:

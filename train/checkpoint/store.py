@@ -58,7 +58,6 @@ class RunStore:
             raise UserError(f"{self.source}: names no bucket. Write it as s3://bucket/runs.")
         self.files.auto_mkdir = True  # of a file system with folders
         self.owned, self.is_lost = "", False
-        self.cache_setting = "XDG_CACHE_HOME"
         self.in_parts = ""  # the newest checkpoint of which other ranks upload parts
         self.sent: dict[str, object] = {}
 
@@ -73,9 +72,7 @@ class RunStore:
             reason = printable(first_line(error)) or type(error).__name__
             is_full = verb == "read" and getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             if isinstance(error, OSError) and (is_full or str(error.filename or "").startswith(str(self.copy))):
-                raise UserError(
-                    f"{self.copy}: cannot be written ({error.strerror}). Set {self.cache_setting}."
-                ) from None
+                raise UserError(f"{self.copy}: cannot be written ({error.strerror}). Set XDG_CACHE_HOME.") from None
             fix = "Check its address, the credentials and the network."
             raise UserError(f"{self.source}: cannot be {verb} ({reason}). {fix}", ExitCode.MACHINE) from None
 

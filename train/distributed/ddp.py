@@ -8,23 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from entrypoint.core.errors import ExitCode, UserError
 from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
 from train.settings import TrainSettings
 
-# Gradients are sent and added up in 16 bits.
-HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-
 
 def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
-    """Return the model wrapped by DDP; with one rank, or sharded, it is returned unchanged.
-
-    Raises `UserError` for a gradient compression that this torch does not support with this backend.
-    """
+    """Return the model wrapped by DDP; with one rank, or sharded, it is returned unchanged."""
     if group.world_size == 1 or is_sharded(model):
         return model
     ddp_model = DistributedDataParallel(
@@ -33,20 +25,9 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
     )
-    state: Any = None
-    hook: Any = HOOKS.get(settings.gradient_compression)
-    if not hook and group.memory:
+    if group.memory:
         # A lambda, because DDP checks the annotations of a hook and rejects strings.
-        state, hook = group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer())
-    if hook:
-        try:
-            ddp_model.register_comm_hook(state, hook)
-        except TypeError as error:  # torch 2.13 supports bf16 with NCCL only
-            raise UserError(
-                f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} does not"
-                f" support it here ({error}). Set fp16.",
-                ExitCode.MACHINE,
-            ) from None
+        ddp_model.register_comm_hook(group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer()))
     return ddp_model
 
 

@@ -1,6 +1,6 @@
 """The ranks of a job for each other: they meet through a store, and name the one that is lost.
 
-A collective that fails names the lost rank. A rank whose collectives would wait for it for ever is ended.
+A collective that fails names the lost rank.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +15,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
-import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.core.collective_error import is_collective_error, lost_collective
-from entrypoint.core.console import log, report_error
-from entrypoint.core.errors import ExitCode, PeerLostError, UserError, first_line
+from entrypoint.core.console import log
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError
 from entrypoint.core.network import LOG_INTERVAL_S, address_for_route, interface_address
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
@@ -164,48 +162,6 @@ def is_reachable(address: str) -> bool:
     return True
 
 
-# oneCCL's and MPI's collectives wait for ever for a rank that is stopped or gone.
-UNTIMED_BACKENDS = ("ccl", "mpi")
-INTERVAL_S = 2.0
-# How long a rank waits at its end for the others to notice.
-STOP_LIMIT_S = 3.0
-
-
 def new_gloo_group(timeout_s: float) -> dist.ProcessGroup:
     """Return a Gloo group of all ranks besides the backend's; all ranks must call this."""
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
-
-
-class PeerWatch:
-    """A thread of each rank that meets the others every two seconds, over a Gloo group of its own.
-
-    If that fails, because a rank is stopped or gone, the thread reports it and ends the process with code 5. The main
-    thread may wait in a collective for ever. The first rank that stops its watch ends those of all others.
-    """
-
-    def __init__(self, rank: int, timeout_s: float) -> None:
-        self.rank, self.timeout_s = rank, timeout_s
-        self.stopped = threading.Event()
-        self.group = new_gloo_group(timeout_s)
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Tell the other ranks that this one is about to end, so that none takes it for lost."""
-        self.stopped.set()
-        self.thread.join(INTERVAL_S + STOP_LIMIT_S)
-
-    def run(self) -> None:
-        """Meet the others until one of them stops; end this process if that fails."""
-        ends = torch.zeros(1, dtype=torch.int32)
-        while not int(ends.item()):
-            self.stopped.wait(INTERVAL_S)
-            ends.fill_(int(self.stopped.is_set()))
-            try:
-                dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.group)
-            except RuntimeError as error:
-                if self.stopped.is_set():
-                    return
-                message = f"rank {self.rank}: another rank does not answer, or has ended ({first_line(error)})"
-                report_error(PeerLostError(message, {"called": "a collective", "how": "timeout"}))
-                os._exit(ExitCode.RANK_FAILED)  # without Python's own end

@@ -21,11 +21,13 @@ from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.distributed.exchange import all_gather_values, broadcast_value
-from train.distributed.peers import UNTIMED_BACKENDS, Peer, PeerWatch, local_peer, new_gloo_group, wait_for_all_ranks
+from train.distributed.peers import Peer, local_peer, new_gloo_group, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 
 T = TypeVar("T")
 GLOO_DRAIN_S = 0.1
+# Their collectives wait for ever for a rank that is stopped.
+UNTIMED_BACKENDS = ("ccl", "mpi")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class ProcessGroup:
     `peers` are all ranks of the job.
     `control` is the group for values on the CPU: Gloo next to another backend, None for the backend itself.
     `memory` is the memory that the ranks of one node share, None if they cannot share any.
-    `watch` ends this rank if another one stops answering, for backends without time limits.
     """
 
     rank: int
@@ -45,7 +46,6 @@ class ProcessGroup:
     control: dist.ProcessGroup | None = None
     peers: tuple[Peer, ...] = ()
     memory: SharedMemoryGroup | None = None
-    watch: PeerWatch | None = None
 
     @property
     def is_main(self) -> bool:
@@ -128,9 +128,7 @@ class ProcessGroup:
 
         oneCCL may wait for a lost rank here for ever. Its group is left to the end of the process.
         """
-        if self.watch:
-            self.watch.stop()
-        elif self.world_size > 1 and dist.is_initialized():
+        if self.world_size > 1 and dist.is_initialized() and dist.get_backend() not in UNTIMED_BACKENDS:
             dist.destroy_process_group()
 
 
@@ -164,8 +162,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
             ExitCode.RENDEZVOUS,
         ) from None
     control = new_gloo_group(plan.collective_timeout_s) if plan.backend != "gloo" else None
-    watch = PeerWatch(rank, plan.collective_timeout_s) if plan.backend in UNTIMED_BACKENDS else None
-    group = replace(group, control=control, watch=watch)
+    group = replace(group, control=control)
     group = replace(group, peers=tuple(group.gather(local_peer(rank), Peer)))
     backend = plan.decision("backend")
     named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives

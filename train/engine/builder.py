@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
-from train.acceleration.activation_checkpointing import checkpoint_activations
 from train.acceleration.amp import configure_tf32, set_memory_format, use_fp8
 from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.small_conv import use_matmul_for_small_inputs
@@ -29,7 +28,7 @@ from train.models.cnn import SpeedNet
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
-from train.models.registry import build_model, restore_state_metadata
+from train.models.registry import build_model, recompute_activations, restore_state_metadata
 from train.models.weights import FittedWeights, load_weights
 from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
@@ -89,7 +88,7 @@ class ModelBuilder:
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
         freeze(model, settings.freeze, head)
         if settings.activation_checkpointing:
-            checkpoint_activations(model)
+            recompute_activations(model, settings.model)
         if self.plan.the_trainer().precision == "fp8":
             model = use_fp8(model, head)
         if group.world_size > 1 and settings.parallelism == "fsdp":
@@ -225,13 +224,9 @@ def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer,
 def load_module(model: nn.Module, section: str, start: ResumePoint) -> None:
     """Load a section of a checkpoint into a model; raises `UserError` if it is of another one."""
     saved = start.checkpoint.section(section)
-    check_shapes(start.path, section, shapes_of(saved), shapes_of(model.state_dict()))
+    shapes = ({name: tuple(value.shape) for name, value in state.items()} for state in (saved, model.state_dict()))
+    check_shapes(start.path, section, *shapes)
     model.load_state_dict(restore_state_metadata(model, saved))
-
-
-def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by name."""
-    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:

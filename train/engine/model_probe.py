@@ -14,7 +14,7 @@ from train.child import answer
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
 from train.models.pruning import prune_state
-from train.models.registry import build_model, check_other_size
+from train.models.registry import build_model, check_other_size, recompute_activations
 from train.models.users_code import describe_failure
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
@@ -46,6 +46,8 @@ def report_on(question: ModelQuestion) -> ModelReport:
         slim = build_model(settings, question.shape, len(classes))
         prune_state(slim, model.state_dict(), question.shape, settings)
     check_other_size(settings, model, question.other_shapes, len(classes))
+    if settings.activation_checkpointing:
+        recompute_activations(model, settings.model)
     text = ""
     if settings.weights:
         fitted = load_weights(settings, model, question.shape, classes)

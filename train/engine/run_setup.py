@@ -250,9 +250,7 @@ def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: Process
     The name of the copy of what is in object storage says which state that had: ranks must not have two of them.
     """
     url = as_url(settings.data_dir)
-    copy = f"{url}\0{data.listings[0].folder.name}" if url and data.listings else ""
-    copies = set(group.gather(copy, str))
-    if len({text.partition("\0")[0] for text in copies}) < len(copies):
+    if url and data.listings and len(set(group.gather(data.listings[0].folder.name, str))) > 1:
         raise UserError(f"TRAIN_DATA_DIR={printable(url)}: changed while the ranks began. Start the run again.")
     own = data.fingerprint(settings) if group.local_rank == 0 else None
     found = group.gather(own, DataFingerprint | None)

@@ -199,7 +199,9 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     shown = PROJECTED if len(run.data.classes) <= MAX_PROJECTED_CLASSES else 1
     run.mistakes = MistakeCollector(run.source.normalize, every=-(-len(run.dataset.test) // shown))
     chooses = run.settings.threshold == "auto" and run.source.has_val and not test
-    batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
+    source, rows = run.source, run.source.rows
+    on_val = rows.val is not None and not test
+    batches = source.eval_batches(rows.val_is_in, rows.val) if on_val else source.test_batches()
     score = evaluate(
         run.trainer.state.eval_model,
         resize_batches(batches, run.model_builder.sizes.eval),

@@ -31,7 +31,8 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
     if not trainable:
         raise UserError(f"TRAIN_FREEZE={printable(text)}: leaves nothing to train. Freeze fewer layers.")
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and (STATISTICS in wanted or is_frozen(module)):
+        learns = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+        if isinstance(module, _BatchNorm) and (STATISTICS in wanted or (learns and not any(learns))):
             module.eval()
             module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
     return trainable
@@ -58,12 +59,6 @@ def layers_to_freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> tupl
 def is_inside(parameter: str, layer: str) -> bool:
     """Return whether a parameter is a layer's, or is called so itself."""
     return parameter == layer or parameter.startswith(f"{layer}.")
-
-
-def is_frozen(module: nn.Module) -> bool:
-    """Return whether a module has parameters, and none of them is trained."""
-    parameters = list(module.parameters(recurse=False))
-    return bool(parameters) and not any(one.requires_grad for one in parameters)
 
 
 def stay_in_evaluation(module: nn.Module, _: bool = True) -> nn.Module:  # noqa: FBT001, FBT002  # as `train`

@@ -7,10 +7,12 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from train.models.cnn import CNN, WIDTHS, GrayscaleToRGB, SpeedNet
@@ -242,4 +244,19 @@ def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> 
     return UserError(
         f"TRAIN_MODEL={printable(name)}: cannot take {'x'.join(map(str, shape))} images ({first_line(error)}); take"
         " another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
+    )
+
+
+def recompute_activations(model: Any, name: str) -> None:
+    """Have a model recompute its activations in the backward pass, as timm's can: less memory for more time.
+
+    Raises `UserError` for one that cannot, and for one with BatchNorm, which would count each batch twice.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        with suppress(AttributeError, AssertionError):  # timm asserts that a model can
+            model.set_grad_checkpointing()
+            return
+    raise UserError(
+        f"TRAIN_ACTIVATION_CHECKPOINTING=1: {printable(name)} cannot. Take a model of timm without BatchNorm, such as"
+        " timm:vit_small_patch16_224."
     )

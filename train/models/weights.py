@@ -9,14 +9,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
@@ -224,10 +221,13 @@ def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Ten
             f"TRAIN_WEIGHTS=pretrained: nobody publishes weights of {printable(name)}. Use torchvision's or timm's"
             " model, or a file."
         )
-    path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
-    if not path.exists():
-        download(weights.url, path)
-    return read_state_dict(path)
+    from torchvision import models
+
+    try:
+        model = models.get_model(name, weights=weights)
+    except Exception as error:  # the network, the disk, and what torch finds wrong with a file
+        raise missing_weights(name, error) from None
+    return dict(model.state_dict())
 
 
 def torchvision_weights(name: str) -> Any:
@@ -240,19 +240,13 @@ def torchvision_weights(name: str) -> Any:
     return weights.DEFAULT if len(weights) else None
 
 
-def download(url: str, path: Path) -> None:
-    """Download the weights of a torchvision model; raises `UserError`. Their URL ends with the start of a checksum."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as part:
-            prefix = path.stem.rpartition("-")[2]
-            torch.hub.download_url_to_file(url, str(part), hash_prefix=prefix, progress=False)
-    except (OSError, URLError, RuntimeError) as error:
-        raise UserError(
-            f"TRAIN_WEIGHTS=pretrained: {printable(path.name)} is not in {printable(path.parent)} and cannot be"
-            f" downloaded ({first_line(error)}). Put it there, or name a file.",
-            ExitCode.MACHINE,
-        ) from None
+def missing_weights(name: str, error: Exception) -> UserError:
+    """Return the error for published weights that cannot be had."""
+    return UserError(
+        f"TRAIN_WEIGHTS=pretrained: the weights of {printable(name)} are in no cache and cannot be downloaded"
+        f" ({printable(first_line(error))}). Name a file, or fill the cache of its library.",
+        ExitCode.MACHINE,
+    )
 
 
 def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
@@ -264,11 +258,7 @@ def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
         # Of the size that they were published for: `fit_weights` converts them, or says that no other size fits.
         model = timm.create_model(name.removeprefix(TIMM_PREFIX), in_chans=shape[0], pretrained=True)
     except Exception as error:  # the Hugging Face client raises many types
-        raise UserError(
-            f"TRAIN_WEIGHTS=pretrained: the weights of {printable(name)} are in no cache and cannot be downloaded"
-            f" ({printable(first_line(error))}). Name a file, or fill the cache of huggingface_hub.",
-            ExitCode.MACHINE,
-        ) from None
+        raise missing_weights(name, error) from None
     return dict(model.state_dict())
 
 

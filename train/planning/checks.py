@@ -214,7 +214,6 @@ def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
 FSDP_INCOMPATIBLE = {
     "prune_ratio": (0.0, "pruning needs the whole model. Prune in a run without FSDP"),
     "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
-    "gradient_compression": ("off", "it is a hook of DDP. Drop one of the two"),
 }
 
 

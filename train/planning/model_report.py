@@ -82,6 +82,7 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     return bool(
         large
         or settings.model_args
+        or settings.activation_checkpointing
         or settings.weights
         or settings.prune_ratio
         or settings.freeze

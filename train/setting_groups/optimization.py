@@ -161,7 +161,10 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         about("Backend of torch.compile."),
     ] = "inductor"
     activation_checkpointing: Annotated[
-        bool, about("Recompute activations in the backward pass: less memory, more time, the same result.")
+        bool,
+        about(
+            "Recompute activations in the backward pass: less memory, more time. For timm's models without BatchNorm."
+        ),
     ] = False
     ipex: Annotated[
         Literal["auto", "on", "off"],
@@ -184,10 +187,6 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         bool,
         about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
     ] = False
-    gradient_compression: Annotated[
-        Literal["off", "bf16", "fp16"],
-        about("Gradient compression for DDP; may reduce accuracy."),
-    ] = "off"
     parallelism: Annotated[
         Literal["ddp", "fsdp"],
         about("ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.tune.candidates import (
+from entrypoint.tune.search import (
     RANKS,
     THREADS,
     even_layouts,

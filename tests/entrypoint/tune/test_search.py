@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.tune import search
-from entrypoint.tune.candidates import Candidate
-from entrypoint.tune.search import ROUNDS, Search, is_gain
+from entrypoint.tune.search import ROUNDS, Candidate, Search, is_gain
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan, plan_inputs

@@ -17,7 +17,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
-from entrypoint.tune.candidates import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
+from entrypoint.tune.search import ALLOCATOR, BIND, OPENMP, RANKS, THREADS
 from entrypoint.tune.store import (
     TunedPlan,
     annotate,

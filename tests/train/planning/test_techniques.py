@@ -12,7 +12,7 @@ from train.settings import TrainSettings, read_train_settings
 ON = {
     "track": "mlflow", "eval_every": "2", "test_time_augment": "flip",
     "grad_accum_steps": "2", "mixup_alpha": "0.2", "cutmix_alpha": "1.0", "label_smoothing": "0.1", "ema_decay": "0.99",
-    "max_grad_norm": "1.0", "gradient_compression": "bf16", "prune_ratio": "0.5", "deterministic": "1",
+    "max_grad_norm": "1.0", "prune_ratio": "0.5", "deterministic": "1",
     "export": "onnx", "profile": "3", "augment": "trivial", "erasing": "0.25", "repeated_augment": "3",
     "early_stopping": "3", "activation_checkpointing": "1", "balance": "1", "class_weights": "auto",
     "loss": "focal", "skip_nonfinite": "5", "teacher": "runs/other",

@@ -154,11 +154,6 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
             "TRAIN_PRUNE_RATIO=0.5 and TRAIN_PARALLELISM=fsdp contradict: pruning needs",
         ),
         (
-            FSDP | {"TRAIN_GRADIENT_COMPRESSION": "fp16"},
-            2,
-            "TRAIN_GRADIENT_COMPRESSION=fp16 and TRAIN_PARALLELISM=fsdp contradict: it is",
-        ),
-        (
             FSDP | {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
             2,
             "TRAIN_DDP_FIND_UNUSED_PARAMETERS=1 and TRAIN_PARALLELISM=fsdp contradict",

@@ -63,7 +63,6 @@ CASES = [
     ("TRAIN_WEIGHTS_STRICT=0", {}, "memory", 1, {"TRAIN_WEIGHTS": "a.pth"}, "memory", 1),
     ("TRAIN_HEAD=new", {}, "memory", 1, {"TRAIN_WEIGHTS": "a.pth"}, "memory", 1),
     ("TRAIN_MODEL_PATH=here", {}, "memory", 1, {"TRAIN_MODEL": "own:model"}, "memory", 1),
-    ("TRAIN_GRADIENT_COMPRESSION=bf16", {}, "memory", 1, {}, "memory", 2),
     ("TRAIN_DDP_FIND_UNUSED_PARAMETERS=1", {}, "memory", 1, {}, "memory", 2),
     ("TRAIN_SYNC_BATCHNORM=0", SPEEDNET, "memory", 1, SPEEDNET, "memory", 2),
     ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 2, SPEEDNET, "memory", 2),

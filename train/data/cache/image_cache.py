@@ -204,20 +204,12 @@ def decode_split(
     channels, height, width = shape
     rows = open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels))
     rows.flush()
-    reserve_disk(target)
+    with target.open("r+b") as file:  # a process that writes to a mapped page without room on the disk dies of SIGBUS
+        os.posix_fallocate(file.fileno(), 0, target.stat().st_size)
     starts = range(0, len(listing), CHUNK)
     with ThreadPoolExecutor(workers.count, initializer=init_worker, initargs=(workers.cpus,)) as pool:
         decoded = pool.map(lambda start: decode_chunk(listing, start, rows), starts)
         return dict(item for chunk in decoded for item in chunk)
-
-
-def reserve_disk(path: Path) -> None:
-    """Allocate the whole of a file that is to be mapped; raises `OSError` if the disk or a quota is full.
-
-    A process that writes to a mapped page for which there is no room dies of SIGBUS.
-    """
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def decode_chunk(listing: ImageList, start: int, rows: Pixels) -> list[tuple[int, UnreadableImage]]:

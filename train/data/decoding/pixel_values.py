@@ -60,16 +60,11 @@ def convert_to_visible(image: Image.Image, channels: int) -> Image.Image:
     if image.mode == "La":  # Pillow converts it to LA only
         image = image.convert("LA")
     if image.has_transparency_data:
-        image = on_white(image.convert("RGBA"))
+        ground = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
     if channels == 1 and image.mode not in ("1", "L"):
         image = image.convert("RGB")  # from LAB and HSV, Pillow converts to RGB only
     return image.convert("L" if channels == 1 else "RGB")
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """Return an RGBA image on a white ground."""
-    ground = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(ground, image).convert("RGB")
 
 
 def to_8_bits(image: Image.Image) -> NDArray[np.uint8]:
@@ -80,19 +75,14 @@ def to_8_bits(image: Image.Image) -> NDArray[np.uint8]:
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     values = np.asarray(image)
     if image.mode.startswith("I;16"):
-        gray = scale_integers(values, tags.get(TIFF_BITS_PER_SAMPLE, (16,))[0])
+        largest = 2 ** tags.get(TIFF_BITS_PER_SAMPLE, (16,))[0] - 1
+        gray: NDArray[np.uint8] = (values.astype(np.uint32) * MAX_8_BITS // largest).astype(np.uint8)
         transparent = image.info.get("transparency")
         gray = np.where(values == transparent, np.uint8(MAX_8_BITS), gray) if isinstance(transparent, int) else gray
     else:
         gray = scale_unknown_range(values, is_float=image.mode == "F")
     inverted = tags and tags.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO
     return ~gray if inverted else gray
-
-
-def scale_integers(values: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Return values of so many bits as bytes; those of 16 bits are divided by 257."""
-    gray: NDArray[np.uint8] = (values.astype(np.uint32) * MAX_8_BITS // (2**bits - 1)).astype(np.uint8)
-    return gray
 
 
 def scale_unknown_range(values: NDArray[Any], *, is_float: bool) -> NDArray[np.uint8]:

@@ -173,10 +173,6 @@ class BatchSource:
         """Whether there are images that choose the best checkpoint, besides the test images."""
         return self.rows.val is not None
 
-    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's shard of the images that choose the best checkpoint."""
-        return self.eval_batches(self.rows.val_is_in, self.rows.val)
-
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
         raise NotImplementedError

@@ -224,7 +224,11 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
         loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     columns = choose_columns(settings, source, next(iter(splits.values())).features)
-    known = {name: rows for name, rows in splits.items() if name == "train" or has_labels(rows, columns[1])}
+    known = {  # a public test split may lack its labels: -1 stands there
+        name: rows
+        for name, rows in splits.items()
+        if name == "train" or (len(rows) and rows[columns[1]][0] not in (-1, None))
+    }
     if "train" in known and not any(name in known for name in NAMES["test"]):
         rows, order = known["train"], np.random.default_rng(0).permutation(len(known["train"]))  # with any TRAIN_SEED
         tested = math.ceil(TEST_SHARE * len(rows))
@@ -267,8 +271,3 @@ def choose_columns(settings: DataSettings, source: str, features: Any) -> tuple[
             " Set TRAIN_DATA_COLUMNS=IMAGE,LABEL."
         )
     return images[0], labels[0]
-
-
-def has_labels(rows: Any, label: str) -> bool:
-    """Return whether a split has its labels, which a public test split may lack: -1 stands there."""
-    return bool(len(rows)) and rows[label][0] not in (-1, None)
