@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, Timer
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,50 @@ class Result:
         return [line for line in self.err.splitlines() if line.startswith("entrypoint: error: ")]
 
 
+# Commands that run as forks of a process with torch, unless a test says by which command they start.
+FORKED = frozenset({"train", "plan", "evaluate", "predict", "export", "quantize", "report"})
+# What only the start of an interpreter or of a library reads.
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "GLIBC_", "LAUNCH_OPENMP")
+START = (PYTHON, "-m", "entrypoint")
+
+
+class Forks:
+    """Runs commands of the entrypoint by `fork_server.py`, which starts with the first of them."""
+
+    def __init__(self) -> None:
+        self.server: subprocess.Popen[str] | None = None
+        self.lock = Lock()
+
+    def __call__(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Result:
+        with self.lock, tempfile.TemporaryDirectory() as scratch:
+            out, err = Path(scratch, "out"), Path(scratch, "err")
+            for file in (out, err):
+                file.touch()
+            request = {"words": words, "folder": str(folder), "environ": environ, "out": str(out), "err": str(err)}
+            code = self.run(json.dumps(request))
+            return Result(code, out.read_text(), err.read_text())
+
+    def run(self, request: str) -> int:
+        """Pass a command on, and return its exit code."""
+        if self.server is None:
+            words = (PYTHON, "-I", Path(__file__).with_name("fork_server.py"))
+            environ = {**clean_environment(), "OMP_WAIT_POLICY": "passive"}
+            self.server = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.server.stdin
+        assert self.server.stdout
+        self.server.stdin.write(f"{request}\n")
+        self.server.stdin.flush()
+        limit = Timer(LAUNCH_LIMIT_S, os.kill, (int(self.server.stdout.readline()), signal.SIGKILL))
+        limit.start()
+        try:
+            return int(self.server.stdout.readline())
+        finally:
+            limit.cancel()
+
+
+FORKS = Forks()
+
+
 class Entrypoint:
     """Runs the real entrypoint in a folder of its own, as a user would."""
 
@@ -86,12 +132,17 @@ class Entrypoint:
         *arguments: str | Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        command: tuple[str, ...] = (PYTHON, "-m", "entrypoint"),
+        command: tuple[str, ...] = (),
     ) -> Result:
+        """Run a command to its end; by `command`, or as a fork where it is one of those."""
+        environ = {**clean_environment(), "HOME": str(self.home), **(env or {})}
+        words = [*map(str, arguments)]
+        if not command and {*words[:1]} <= FORKED and not any(name.startswith(READ_AT_START) for name in environ):
+            return FORKS(words, cwd or self.folder, environ)
         done = subprocess.run(
-            [*command, *map(str, arguments)],
+            [*(command or START), *words],
             cwd=cwd or self.folder,
-            env={**clean_environment(), "HOME": str(self.home), **(env or {})},
+            env=environ,
             capture_output=True,
             text=True,
             timeout=LAUNCH_LIMIT_S,
