@@ -48,6 +48,31 @@ def by_srun(request: pytest.FixtureRequest, _: Cluster, layout: Layout) -> list[
     return [slurm.start(*words, env=TRAIN)]
 
 
+def by_srun_of_a_batch_script(request: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
+    """The script starts the entrypoint alone, which finds the nodes of the job and starts srun."""
+    slurm: Slurm = request.getfixturevalue("slurm")
+    file = script(cluster.folder, "job.sh", f"#!/bin/sh\nexec {' '.join(ENTRYPOINT)} train\n")
+    job = slurm.submit(file, f"-N{len(layout)}", f"--ntasks-per-node={layout[0]}", "--output=job.out", env=TRAIN)
+    assert slurm.ended(job)["JobState"] == "COMPLETED", (cluster.folder / "job.out").read_text()
+    return []
+
+
+def by_hand(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
+    """The same command on each node: the nodes' own agents start the ranks."""
+    env = TRAIN | {"LAUNCH_NNODES": str(len(layout)), "LAUNCH_NPROC_PER_NODE": str(layout[0])}
+    return cluster.agents("train", env=env, numbers=range(len(layout)))
+
+
+def by_hosts(which: str) -> Start:
+    """`entrypoint train --hosts …` on the first node: mpirun starts the ranks."""
+
+    def start(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
+        words = (*ENTRYPOINT, "train", f"--hosts={host_list(layout)}")
+        return [cluster.start("node1", *words, env=TRAIN | cluster.mpi(which))]
+
+    return start
+
+
 def by_open_mpi(version: str) -> Start:
     """Return the way of Open MPI's mpirun, which passes the variables that are named."""
 
@@ -113,9 +138,13 @@ def by_kubernetes(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) ->
 
 LAUNCHERS: dict[str, Start] = {
     "Slurm": by_srun,
+    "Slurm's batch script": by_srun_of_a_batch_script,
+    "hydra": by_hydra,
+    "by hand": by_hand,
+    "hosts of Open MPI": by_hosts("Open MPI"),
     "Open MPI 4": by_open_mpi("Open MPI"),
     "Open MPI 5": by_open_mpi("Open MPI 5"),
-    "hydra": by_hydra,
+    "hosts of hydra": by_hosts("hydra"),
     "Grid Engine": by_grid_engine,
     "PBS": by_pbs,
     "PALS": by_stand_in("PALS"),
@@ -125,7 +154,7 @@ LAUNCHERS: dict[str, Start] = {
 }
 # Pods of a TrainJob are alike, and slots of Grid Engine and PBS are CPUs: as many ranks start on each node. Flux does
 # not say how many ranks of an uneven job a node has, and the run is refused (test_documented_launches.py).
-EVEN_ONLY = ("Kubernetes", "Grid Engine", "PBS", "Flux")
+EVEN_ONLY = ("Kubernetes", "Grid Engine", "PBS", "Flux", "Slurm's batch script", "by hand")
 
 
 def pairs() -> Iterator[Any]:

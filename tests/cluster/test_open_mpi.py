@@ -74,3 +74,29 @@ def test_daemons_of_other_nodes_start_inside_the_image(cluster: Cluster, version
     daemon = "prted" if version == "Open MPI 5" else "orted"
     (asked,) = (cluster.folder / "asked").read_text().splitlines()
     assert re.match(rf"node2 exec /images/cuda\.sif (/\S+/)?{daemon} ", asked)
+
+
+def test_books_script_for_several_machines_runs_unchanged(cluster: Cluster) -> None:
+    script(
+        cluster.folder,
+        "book.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+
+        os.environ['RANK'] = os.environ['OMPI_COMM_WORLD_RANK']
+        os.environ['WORLD_SIZE'] = os.environ['OMPI_COMM_WORLD_SIZE']
+        dist.init_process_group(backend='gloo', init_method='env://')
+        total = torch.ones(1) * dist.get_rank()
+        dist.all_reduce(total)
+        print(f'rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}')
+        dist.destroy_process_group()
+        """,
+    )
+    env = cluster.mpi("Open MPI") | {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    words = ("mpirun", "-np", "4", "--host", "node1:2,node2:2", "-x", "MASTER_ADDR", "-x", "MASTER_PORT")
+    done = cluster.run("node1", *words, *ENTRYPOINT, "run", "book.py", env=env).succeeded()
+    assert sorted(line for line in done.out.splitlines() if line.startswith("rank ")) == [
+        f"rank {rank} of 4: 6.0" for rank in range(4)
+    ]
