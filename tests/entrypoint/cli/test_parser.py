@@ -1,4 +1,4 @@
-"""The command line: the entrypoint's own flags before a script, everything after it the script's."""
+"""The command line: the entrypoint's own flags before a script, which messages name as typed, and then the script's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.parser import CommandLine, parse_command_line
+from entrypoint.cli.parser import CommandLine, as_typed, parse_command_line, typed_flags
 from entrypoint.core.settings_base import variable_name
 from entrypoint.settings import LaunchSettings
 from entrypoint.tune.search import TuneSettings
-from tests.conftest import refusal
+from tests.conftest import Entrypoint, refusal
 from train.settings import TrainSettings
 
 COMMANDS = ("train", "run", "plan", "tune", "doctor", "verify", "selftest")
@@ -154,3 +154,40 @@ def test_two_dashes_end_the_flags_before_a_script(script: str, words: tuple[str,
     command = parse(*words, script, "--", "-x")
     assert command.program is not None
     assert command.program.argv == (sys.executable, script, "--", "-x")
+
+
+TYPED = {"TRAIN_EPOCHS=3": "--epochs=3", "TRAIN_MODEL=a.b": "--model=a.b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("TRAIN_EPOCHS=3: too few.", "--epochs=3: too few."),
+        ("with TRAIN_EPOCHS=3.", "with --epochs=3."),
+        ("TRAIN_EPOCHS=30: too many.", "TRAIN_EPOCHS=30: too many."),
+        ("TRAIN_EPOCHS=3.5: no number.", "TRAIN_EPOCHS=3.5: no number."),
+        ("MY_TRAIN_EPOCHS=3", "MY_TRAIN_EPOCHS=3"),
+        ("TRAIN_MODEL=a.b: no such model.", "--model=a.b: no such model."),
+        ("TRAIN_MODEL=aXb", "TRAIN_MODEL=aXb"),
+    ],
+)
+def test_message_has_what_was_typed(text: str, shown: str) -> None:
+    assert as_typed(text, TYPED) == shown
+
+
+def test_flags_of_all_groups_are_typed() -> None:
+    command = parse_command_line(["plan", "--threads", "2", "--model=cnn"])
+    assert typed_flags(command) == {"LAUNCH_THREADS=2": "--threads=2", "TRAIN_MODEL=cnn": "--model=cnn"}
+
+
+@pytest.mark.launch
+def test_error_and_plan_name_the_flag(entrypoint: Entrypoint) -> None:
+    (entrypoint.folder / "run.toml").write_text('[launch]\nthreads = 1\n[train]\nmodel = "nosuch"\n')
+    result = entrypoint("plan", "--config", "run.toml")
+    assert result.error_lines == [
+        "entrypoint: error: TRAIN_MODEL=nosuch: no such model. It is cnn, speednet or a torchvision classifier such as"
+        " resnet18."
+    ]
+    plan = entrypoint.plan("--config", "run.toml", "--model", "cnn")
+    settings = {one["key"]: one["setting"] for one in plan["decisions"]}
+    assert (settings["threads"], settings["model"]) == ("LAUNCH_THREADS=1", "--model=cnn")

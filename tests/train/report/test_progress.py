@@ -1,11 +1,19 @@
-"""What is shown while training."""
+"""What a run shows while it trains: lines, a batch as the network sees it, and the page with the curves so far."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import refusal
 from tests.factories import train_settings
-from train.report.progress import BarProgress, LineProgress, ProgressReporter, build_progress
+from train.report.metrics import MetricsWriter
+from train.report.page import write_report
+from train.report.progress import BarProgress, LineProgress, LivePage, ProgressReporter, build_progress
 from train.settings import TrainSettings
 
 
@@ -50,3 +58,51 @@ def test_bar_progress_shows_same_values(capsys: pytest.CaptureFixture[str]) -> N
     assert "epoch 3/10 [done]" in out
     assert "step 120/500" in out
     assert "loss 1.2346" in out
+
+
+SO_FAR = {"test_accuracy": 31.25, "epochs": 1}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LivePage]:
+    metrics = MetricsWriter(tmp_path, tensorboard=False, resumed_step=None, warn=print)
+    yield LivePage(tmp_path, metrics, due_s=0.0)
+    metrics.close()
+
+
+@pytest.mark.parametrize(("channels", "side", "pixel"), [(1, 8, 64), (3, 8, 64), (3, 100, 100)])
+def test_batch_is_a_image_of_its_first_images(live: LivePage, channels: int, side: int, pixel: int) -> None:
+    live.show_batch(torch.full((40, channels, side, side), 200, dtype=torch.uint8))
+    with Image.open(live.folder / "batch.png") as image:
+        assert image.size == (8 * (pixel + 2) + 2, 4 * (pixel + 2) + 2)
+        assert image.convert("RGB").getpixel((10, 10)) == (200, 200, 200)
+    write_report(live.folder, SO_FAR)
+    assert 'class="batch"' in (live.folder / "report.html").read_text()
+
+
+def test_batch_of_other_channels_has_no_image(live: LivePage) -> None:
+    live.show_batch(torch.zeros((2, 4, 8, 8), dtype=torch.uint8))
+    assert not (live.folder / "batch.png").exists()
+
+
+def test_page_of_a_run_that_trains_loads_itself_again(live: LivePage) -> None:
+    live.show_epoch(SO_FAR)
+    text = (live.folder / "report.html").read_text()
+    assert 'http-equiv="refresh"' in text
+    assert "31.25 %" in text
+    (live.folder / "report.html").unlink()
+    live.show_epoch(SO_FAR)
+    assert not (live.folder / "report.html").exists(), "it takes 2 % of the time at most"
+    refusal(write_report, live.folder, match="holds no finished run")
+
+
+def test_accuracy_on_val_is_not_called_that_on_test(live: LivePage) -> None:
+    live.show_epoch({"val_accuracy": 31.25, "best_chosen_on": "val", "epochs": 1})
+    assert "<div>test accuracy<b>–</b></div>" in (live.folder / "report.html").read_text()
+
+
+def test_file_that_cannot_be_written_is_told_once(live: LivePage, capsys: pytest.CaptureFixture[str]) -> None:
+    (live.folder / "batch.png").mkdir()
+    for _ in range(2):
+        live.show_batch(torch.zeros((2, 3, 8, 8), dtype=torch.uint8))
+    assert capsys.readouterr().out.count("batch.png cannot be written") == 1
