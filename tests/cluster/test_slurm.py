@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -49,16 +48,6 @@ def goes_on(slurm: Slurm, job: str, saved: str) -> None:
     slurm.run("scancel", job)
 
 
-@in_all
-@pytest.mark.parametrize(("file", "warning"), [("train.sbatch", "USR1@45"), ("train-mpi.sbatch", "B:USR1@45")])
-def test_time_limit_saves_before_it_and_next_job_resumes(
-    slurm: Slurm, installed: dict[str, str], file: str, warning: str
-) -> None:
-    limits = ("--time=1", f"--signal={warning}")
-    job = slurm.submit(FILES / "slurm" / file, *limits, env=LONG | installed)
-    goes_on(slurm, job, "preempted: stopped by SIGUSR1: step ")
-
-
 # Seconds after the step has started: before Python runs, at the rendezvous, while ranks import, and in training.
 MOMENTS = (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0)
 
@@ -90,14 +79,6 @@ def test_preempted_job_saves_and_resumes_afterwards(more: Slurm, installed: dict
     goes_on(more, job, "preempted: stopped by SIGTERM: step ")
 
 
-@in_all
-def test_requeued_job_resumes(slurm: Slurm, installed: dict[str, str]) -> None:
-    job = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
-    wait_for(slurm.cluster, job, "epoch 3/")
-    slurm.run("scontrol", "requeue", job)
-    goes_on(slurm, job, "preempted: stopped by SIGTERM: step ")
-
-
 def test_array_jobs_run_concurrently(slurm: Slurm, installed: dict[str, str]) -> None:
     env = {name: value for name, value in SHORT.items() if name != "TRAIN_RUN_NAME"} | installed
     array = slurm.submit(FILES / "slurm/train.sbatch", "--array=0-1", "--cpus-per-task=1", env=env)
@@ -116,23 +97,11 @@ PARTS = """\
 """
 
 
-def of_parts(more: Slurm, command: str) -> str:
-    """Run a batch job of two parts, of one and of two tasks; return what it printed."""
-    file = script(more.cluster.folder, "parts.sh", f"{PARTS}{command}\n")
-    more.ended(more.submit(file, env=SHORT))
-    return Path(more.cluster.folder / "parts.out").read_text()
-
-
 def test_heterogeneous_job_ranks_are_one_job(more: Slurm) -> None:
-    text = of_parts(more, f"srun --het-group=0,1 {' '.join(ENTRYPOINT)} train")
-    assert more.cluster.summary("job")["world_size"] == 3, text
+    command = f"srun --het-group=0,1 {' '.join(ENTRYPOINT)} train"
+    more.ended(more.submit(script(more.cluster.folder, "parts.sh", f"{PARTS}{command}\n"), env=SHORT))
+    assert more.cluster.summary("job")["world_size"] == 3, (more.cluster.folder / "parts.out").read_text()
     assert '"rank": 2' in (more.cluster.folder / "runs/job/ranks.json").read_text()
-
-
-def test_batch_script_with_several_tasks_names_the_srun_command(more: Slurm) -> None:
-    text = of_parts(more, f"{' '.join(ENTRYPOINT)} train")
-    assert "this batch job has 2 parts" in text
-    assert "srun --het-group=0-1 " in text
 
 
 # As enroot's hook 50-slurm-pytorch.sh and many centers' pages have it: all but LOCAL_WORLD_SIZE.
@@ -216,3 +185,16 @@ def test_exclusive_nodes_without_numbers_of_tasks_and_cpus(slurm: Slurm, install
     state = slurm.ended(job)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
     assert slurm.cluster.summary("job")["world_size"] == 2
+
+
+def test_suspended_job_goes_on(slurm: Slurm) -> None:
+    """It is stopped for longer than the launcher waits for a signal, and for less than the limit of a collective."""
+    words = ("srun", "-N2", "-n2", "-c2", "--job-name=suspended", *ENTRYPOINT, "train")
+    started = slurm.start(*words, env={"TRAIN_EPOCHS": "100000"})
+    started.wait_for("epoch 2/")
+    (job,) = slurm.run("squeue", "--noheader", "--name=suspended", "--format=%A").out.split()
+    for verb in ("suspend", "resume"):
+        slurm.run("scontrol", verb, job).succeeded()
+        time.sleep(5)
+    last = max(int(epoch) for epoch in re.findall(r"^epoch (\d+)/", started.text(), re.MULTILINE))
+    started.wait_for(f"epoch {last + 2}/")

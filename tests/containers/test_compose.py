@@ -177,17 +177,6 @@ def test_lost_node_is_named_and_the_restarted_job_resumes(nodes: Nodes, fault: s
 
 
 @pytest.mark.docker
-def test_compose_late_node_is_awaited_by_name(nodes: Nodes) -> None:
-    assert nodes("up", "--detach", "--no-build", "node0").code == 0
-    limit = time.monotonic() + 60
-    while "entrypoint: waiting for rank 1 (" not in (log := nodes.log()):
-        assert time.monotonic() < limit, log
-        time.sleep(0.3)
-    assert nodes("up", "--detach", "--no-build", "node0", "node1").code == 0
-    assert nodes.codes() == [0, 0]
-
-
-@pytest.mark.docker
 def test_tensorboard_serves_the_runs(nodes: Nodes) -> None:
     from urllib.request import urlopen
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -67,11 +66,6 @@ def test_runs_are_used_where_their_folder_alone_is_writable(docker: Docker, boun
     assert (bound / "compare.html").is_file()
 
 
-def test_docker_script_failure_keeps_its_exit_code(docker: Docker, bound: Path) -> None:
-    script(bound, "x.py", "raise SystemExit(9)")
-    assert docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace")).code == 9
-
-
 USERS = {
     "one without a name": ("--user", "54321:54321"),
     "one without a home": ("--user", "54321:54321", "-e", "HOME="),
@@ -90,12 +84,6 @@ def test_docker_any_uid_trains_and_owns_its_files(docker: Docker, bound: Path, u
     assert (result.err, "warning" in result.out) == ("", False)
     owners = {path.lstat().st_uid for path in bound.rglob("*")}
     assert owners == {int(USERS[user][1].split(":")[0])}
-
-
-def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound: Path) -> None:
-    options = (*LEAST, "-e", "TRAIN_EPOCHS=1", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
-    result = docker.run("cpu-intel", "train", "--verbose", options=options).succeeded()
-    assert "TMPDIR" in result.err, "the plan says where temporary files go"
 
 
 def test_read_only_line_of_the_readme_works(docker: Docker, bound: Path) -> None:
@@ -172,37 +160,6 @@ def test_docker_pid_1_reaps_orphans(docker: Docker, bound: Path) -> None:
     )
     result = docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
     assert result.out == "ep-agent python tini\n0\n"
-
-
-def test_docker_oom_kill_is_reported_with_limit(docker: Docker, bound: Path) -> None:
-    script(bound, "hog.py", "import os\nkept = [bytearray(os.urandom(1 << 20)) for _ in range(2000)]\n")
-    options = ("-v", f"{bound}:/workspace", "--memory=800m", "--memory-swap=800m", "-e", "LAUNCH_QUIET=1")
-    result = docker.run("cpu-intel", "run", "hog.py", options=options)
-    assert result.code == 5
-    assert "killed by SIGKILL: out of memory, the 0.8 GiB" in result.err
-
-
-LIMITS = {
-    "a quota": (("--cpus=1",), {"threads": 1, "ranks": 1}),
-    "a CPU set": (("--cpuset-cpus=1",), {"threads": 1, "cpus": [1]}),
-    "memory": (("--memory=3g",), {"node": ", 3.0 GiB, "}),
-}
-
-
-@needs_two_cores
-@pytest.mark.parametrize("limit", LIMITS)
-def test_docker_plan_respects_container_limits(docker: Docker, limit: str) -> None:
-    options, expected = LIMITS[limit]
-    result = docker.run("cpu-intel", "plan", "--json", options=options).succeeded()
-    plan = json.loads(result.out)
-    seen = {
-        "threads": plan["ranks"][0]["threads"],
-        "ranks": len(plan["ranks"]),
-        "cpus": plan["ranks"][0]["cpus"],
-        "node": plan["machine"],
-    }
-    for what, value in expected.items():
-        assert value in seen[what] if what == "node" else value == seen[what]
 
 
 def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> None:
