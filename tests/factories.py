@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import struct
 from collections.abc import Mapping
 from functools import cache
@@ -29,6 +30,9 @@ from tests.machines import MACHINES, MASKS, nvlink_node, nvswitch_node
 from train.settings import TrainSettings
 
 SCRIPT = Program("script", ("python", "x.py"))
+# A machine is thousands of files, which a disk writes in seconds. A container's /dev/shm may be small.
+SHM = "/dev/shm"
+IN_MEMORY = SHM if os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free > 1 << 28 else None
 
 
 def make_machine(cores: int = 4, online: int | None = None, quota: float | None = None, gpus: int = 0) -> Machine:
@@ -80,7 +84,7 @@ NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
 def simulated_machine(name: str) -> Machine:
     """Return what the entrypoint finds in the files of a machine, which are built once."""
     tree = MACHINES[name]()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=IN_MEMORY) as folder:
         root = tree.build(Path(folder))
         found = detect_machine(root, MASKS.get(name, tree.cpus), NVML[name]() if name in NVML else None)
     return replace(found, hostname="there", container=ContainerInfo(shm_bytes=1 << 30))

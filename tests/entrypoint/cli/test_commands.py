@@ -199,22 +199,25 @@ def test_run_ignores_train_variables_of_script(entrypoint: Entrypoint) -> None:
 
 
 @needs_two_cores
-def test_run_under_user_torchrun_starts_no_ranks(entrypoint: Entrypoint) -> None:
+@pytest.mark.versions
+@pytest.mark.parametrize("own", [{}, pytest.param({"OMP_NUM_THREADS": "1"}, marks=pytest.mark.slow)])
+def test_run_under_user_torchrun_starts_no_ranks(entrypoint: Entrypoint, own: dict[str, str]) -> None:
     script(
         entrypoint.folder,
         "x.py",
         """
         import os
-        rank = os.environ["RANK"]
-        open(f"rank{rank}", "w").write(f"{os.environ['WORLD_SIZE']} {sorted(os.sched_getaffinity(0))}")
+        facts = os.environ["WORLD_SIZE"], os.environ["OMP_NUM_THREADS"], sorted(os.sched_getaffinity(0))
+        open("rank" + os.environ["RANK"], "w").write(str(facts))
         """,
     )
     command = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
-    result = entrypoint.succeed("run", "x.py", command=command)
-    planned = entrypoint.plan("--nproc-per-node=2")["ranks"]
-    for rank in range(2):
-        assert (entrypoint.folder / f"rank{rank}").read_text() == f"2 {planned[rank]['cpus']}"
+    result = entrypoint.succeed("run", "x.py", command=command, env=own)
+    for rank, planned in enumerate(entrypoint.plan("--nproc-per-node=2", env=own)["ranks"]):
+        facts = ("2", str(planned["threads"]), planned["cpus"])
+        assert (entrypoint.folder / f"rank{rank}").read_text() == str(facts)
     assert result.err.count("plan: ") == 1
+    assert ("(set by you) OMP_NUM_THREADS=1" in result.err) is bool(own), "torchrun's one thread is nobody's wish"
 
 
 @pytest.mark.slow_except("none")

@@ -67,14 +67,16 @@ def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (["1"], "process 1 is not a rank that the entrypoint started"),
-        (["x"], "verify x: neither a run folder nor a process id"),
+        (("verify", "1"), "process 1 is not a rank that the entrypoint started"),
+        (("verify", "x"), "verify x: neither a run folder nor a process id"),
+        (("stacks", "1"), "stacks: process 1 is not a rank that the entrypoint started"),
+        (("stacks", "."), "stacks .: has no ranks.json"),
     ],
 )
-def test_verify_process_without_rank_raises(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
-    assert said in entrypoint.error_line("verify", *arguments)
+def test_what_is_no_rank_is_refused(entrypoint: Entrypoint, words: tuple[str, str], said: str) -> None:
+    assert said in entrypoint.error_line(*words)
 
 
 PLAN = make_test_plan(make_machine(4), {})

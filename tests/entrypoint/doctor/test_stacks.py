@@ -91,15 +91,3 @@ def test_stacks_of_run_folder_are_its_ranks(entrypoint: Entrypoint) -> None:
     assert all("train/__main__.py" in one["stacks"] for one in found)
     wait_until(lambda: all(has_ended(one["process"]) for one in found))
     assert "no rank of this run runs on" in entrypoint.error_line("stacks", folder)
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("1", "stacks: process 1 is not a rank that the entrypoint started"),
-        ("nothing", "stacks nothing: neither a run folder nor a process id."),
-        (".", "stacks .: has no ranks.json"),
-    ],
-)
-def test_stacks_of_what_is_no_rank_raises(entrypoint: Entrypoint, word: str, said: str) -> None:
-    assert said in entrypoint.error_line("stacks", word)

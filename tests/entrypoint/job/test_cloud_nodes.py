@@ -17,13 +17,6 @@ from entrypoint.settings import read_launch_settings
 from tests.conftest import refusal
 
 TOOLKIT_FREE = {"TRAINING_JOB_NAME": "pets", "TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/pets"}
-# With the form of "How Amazon SageMaker AI Provides Training Information".
-RESOURCES = {
-    "current_host": "algo-2",
-    "hosts": ["algo-1", "algo-2", "algo-3"],
-    "network_interface_name": "eth1",
-    "instance_groups": [{"instance_group_name": "g", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-1"]}],
-}
 
 
 def read(environ: dict[str, str]) -> NodeGroup:

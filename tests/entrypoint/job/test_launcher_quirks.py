@@ -96,19 +96,6 @@ def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
     assert "OMP_WAIT_POLICY" in result.err
 
 
-@pytest.mark.slow_except("own0")
-@pytest.mark.versions
-@pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
-def test_torchrun_single_thread_is_not_a_user_setting(
-    entrypoint: Entrypoint, own: dict[str, str], threads: int
-) -> None:
-    script(entrypoint.folder, "x.py", TELL)
-    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
-    result = entrypoint.succeed("run", "x.py", command=torchrun, env=own)
-    assert [rank["threads"] for rank in reported(entrypoint, 2)] == [str(threads)] * 2
-    assert ("(set by you) OMP_NUM_THREADS=1" in result.err) is bool(own)
-
-
 @pytest.mark.parametrize(
     ("names", "said", "options"),
     [

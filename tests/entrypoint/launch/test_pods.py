@@ -84,7 +84,7 @@ def test_nodes_with_one_key_train_together(entrypoint: Entrypoint) -> None:
 @pytest.mark.launch
 @needs_two_cores
 def test_nodes_with_two_keys_are_refused(entrypoint: Entrypoint) -> None:
-    first, second = run_nodes(entrypoint, ("one key of a job", "another key of a job"), 20)
+    first, second = run_nodes(entrypoint, ("one key of a job", "another key of a job"), 8)
     assert (second.code, second.out) == (ExitCode.RENDEZVOUS, "")
     assert "What answers there does not take part: it has another key than this job's" in second.err
     assert first.code != 0, "rank 0's program ended, and the other node did not come"

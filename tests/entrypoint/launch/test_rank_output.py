@@ -105,22 +105,12 @@ def test_log_dir_has_a_file_of_each_rank_and_restart(entrypoint: Entrypoint) -> 
 
 
 @pytest.mark.launch
-@needs_two_cores
-def test_second_run_appends_to_log_files(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "x.py", "print('here')")
+def test_single_rank_has_a_log_file_too_and_appends_to_it(entrypoint: Entrypoint) -> None:
+    env = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_LOG_DIR": "logs"}
     for _ in range(2):
-        assert entrypoint("run", "x.py", env=TWO | {"LAUNCH_LOG_DIR": "logs"}).code == 0
-    assert (entrypoint.folder / "logs/attempt_0/1/stdout.log").read_text() == "here\nhere\n"
-
-
-@pytest.mark.launch
-def test_single_rank_has_a_log_file_too(entrypoint: Entrypoint) -> None:
-    result = entrypoint.run_script(
-        "print('here'); raise SystemExit(3)",
-        env={"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_LOG_DIR": "logs"},
-    )
-    assert (result.code, result.out) == (3, "here\n")
-    assert (entrypoint.folder / "logs/attempt_0/0/stdout.log").read_text() == "here\n"
+        result = entrypoint.run_script("print('here'); raise SystemExit(3)", env=env)
+        assert (result.code, result.out) == (3, "here\n")
+    assert (entrypoint.folder / "logs/attempt_0/0/stdout.log").read_text() == "here\nhere\n"
 
 
 @pytest.mark.launch

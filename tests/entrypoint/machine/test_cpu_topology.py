@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.machine.cpu_topology import format_cpu_list, parse_cpu_list, read_topology
-from tests.machines import MACHINES, MASKS, smp
+from tests.factories import simulated_machine
+from tests.machines import MACHINES, smp
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,8 @@ def test_read_topology_without_siblings_uses_core_id(tmp_path: Path) -> None:
         ("desktop with P- and E-cores", 1),
     ],
 )
-def test_read_topology_groups_cpus_by_l3_cache(tmp_path: Path, name: str, caches: int) -> None:
-    tree = MACHINES[name]()
-    found = read_topology(tree.build(tmp_path), tree.cpus)
+def test_read_topology_groups_cpus_by_l3_cache(name: str, caches: int) -> None:
+    found = simulated_machine(name)
     groups = {cpu.cache for cpu in found.cpus}
     assert len(groups) == caches
     assert -1 not in groups
@@ -103,21 +103,17 @@ def test_read_topology_without_l3_cache_is_one_group(tmp_path: Path) -> None:
         ("offline siblings", 8, 1, 1, 0),
     ],
 )
-def test_read_topology_of_each_machine(
-    tmp_path: Path, name: str, cores: int, sockets: int, nodes: int, slow: int
-) -> None:
-    tree = MACHINES[name]()
-    found = read_topology(tree.build(tmp_path), MASKS.get(name, tree.cpus))
+def test_read_topology_of_each_machine(name: str, cores: int, sockets: int, nodes: int, slow: int) -> None:
+    found = simulated_machine(name)
     assert len({(cpu.socket, cpu.core) for cpu in found.cpus}) == cores
     assert len({cpu.socket for cpu in found.cpus}) == sockets
     assert len({cpu.node for cpu in found.cpus}) == nodes
     assert sum(cpu.efficiency for cpu in found.cpus) == slow
-    assert found.online_cpus == len(tree.cpus)
+    assert found.online_cpus == len(MACHINES[name]().cpus)
     assert found.assumptions == ()
 
 
-def test_read_topology_nodes_without_memory_or_cpus(tmp_path: Path) -> None:
-    tree = MACHINES["nodes with gaps"]()
-    found = read_topology(tree.build(tmp_path), tree.cpus)
+def test_read_topology_nodes_without_memory_or_cpus() -> None:
+    found = simulated_machine("nodes with gaps")
     assert {cpu.node for cpu in found.cpus} == {0, 8}
     assert found.memory_nodes == (0, 252, 253, 254, 255)

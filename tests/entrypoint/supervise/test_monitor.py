@@ -20,11 +20,13 @@ pytestmark = pytest.mark.launch
 MONITOR = """
     import os, sys
     from entrypoint.supervise.admission import RankEndpoint
+    from entrypoint.supervise import monitor
     from entrypoint.supervise.failure_channel import FailureChannel
-    from entrypoint.supervise.monitor import run_guarded
+    monitor.EXIT_WAIT_S = monitor.SIGTERM_WAIT_S = 1.0
     endpoint = RankEndpoint(0, "node1", "127.0.0.1", int(sys.argv[1]), "x")
     environment = {**os.environ, "MASTER_PORT": "61000"}
-    run_guarded((sys.executable, *sys.argv[3:]), environment, FailureChannel(endpoint, 30), 30, float(sys.argv[2]))
+    channel = FailureChannel(endpoint, 30)
+    monitor.run_guarded((sys.executable, *sys.argv[3:]), environment, channel, 30, float(sys.argv[2]))
 """
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import Entrypoint
+from entrypoint.core.errors import ExitCode
+from tests.conftest import Entrypoint, refusal
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.checkpoint.metadata import OutputScale
 from train.data.datasets import load_digits
@@ -148,9 +148,8 @@ def test_resumed_run_removes_the_exports_of_its_old_weights(entrypoint: Entrypoi
 
 def test_missing_package_of_a_format_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("entrypoint.core.packages.find_spec", lambda name: None if name == "openvino" else name)
-    with pytest.raises(UserError, match=r"^--export=openvino: needs openvino, .*\[openvino\]") as error:
-        check_formats(["onnx", "openvino"], "--export=openvino")
-    assert error.value.code == ExitCode.MACHINE
+    said = r"^--export=openvino: needs openvino, .*\[openvino\]"
+    refusal(check_formats, ["onnx", "openvino"], "--export=openvino", match=said, code=ExitCode.MACHINE)
 
 
 @pytest.mark.slow
@@ -159,9 +158,15 @@ def test_failure_of_an_exporter_leaves_no_partial_file(tmp_path: Path) -> None:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
 
-    with pytest.raises(UserError, match="export onnx: the model cannot be exported") as error:
-        export_model(exported(Stubborn(SHAPE, 10)), ["onnx"], tmp_path)
-    assert error.value.code == ExitCode.MACHINE
+    stubborn = exported(Stubborn(SHAPE, 10))
+    refusal(
+        export_model,
+        stubborn,
+        ["onnx"],
+        tmp_path,
+        match="export onnx: the model cannot be exported",
+        code=ExitCode.MACHINE,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,8 +175,15 @@ def test_formats_after_one_that_fails_are_written(tmp_path: Path, monkeypatch: p
         raise ValueError("no kernel for this")
 
     monkeypatch.setitem(RUNNERS, "onnx", fail)
-    with pytest.raises(UserError, match="export onnx: the model cannot be exported"):
-        export_model(exported(CNN((1, 8, 8), 10), GRAY), ["onnx", "torch-export"], tmp_path)
+    model = exported(CNN((1, 8, 8), 10), GRAY)
+    refusal(
+        export_model,
+        model,
+        ["onnx", "torch-export"],
+        tmp_path,
+        match="export onnx: the model cannot be exported",
+        code=ExitCode.MACHINE,
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"model.pt2", "model.json"}
 
 
@@ -181,5 +193,5 @@ def test_file_with_other_logits_is_refused(tmp_path: Path) -> None:
     export_model(exported(model, GRAY), ["onnx"], tmp_path)
     with torch.no_grad():
         model.fc2.bias[3] += 0.5
-    with pytest.raises(UserError, match=r"^export onnx: the file's logits differ from the model's by"):
-        check_logits(exported(model, GRAY), "onnx", run_onnx(tmp_path / "model.onnx"))
+    run, said = run_onnx(tmp_path / "model.onnx"), r"^export onnx: the file's logits differ from the model's by"
+    refusal(check_logits, exported(model, GRAY), "onnx", run, match=said, code=ExitCode.MACHINE)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from entrypoint.core.errors import UserError
-from tests.conftest import PYTHON, Entrypoint
+from tests.conftest import PYTHON, Entrypoint, refusal
 from tests.train.given import imagefolder
 from train.report.metrics import read_metrics
 from train.report.page import advise, page_of, plots_of, write_report
@@ -86,11 +86,9 @@ def test_advice_names_the_setting(run: Path) -> None:
 
 
 def test_folder_without_a_finished_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no finished run, as it has no summary\.json"):
-        write_report(tmp_path)
+    refusal(write_report, tmp_path, match=r"holds no finished run, as it has no summary\.json")
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary\.json: is not what a run writes"):
-        write_report(tmp_path)
+    refusal(write_report, tmp_path, match=r"summary\.json: is not what a run writes")
     (tmp_path / "summary.json").write_text("{}")
     assert write_report(tmp_path).is_file()
 
@@ -244,8 +242,7 @@ def test_commands_make_the_report_again_and_compare_runs(entrypoint: Entrypoint,
         "data:image/png;base64," in first
         or json.loads((page.parent / "summary.json").read_text())["test_accuracy"] == 100
     )
-    compared = entrypoint("compare", "runs/a", "runs/b")
-    assert compared.code == 0
+    compared = entrypoint.succeed("compare", "runs/a", "runs/b")
     assert re.search(r"^ +a +b$", compared.out, re.M)
     assert re.search(r"^TRAIN_LR +auto +0\.01$", compared.out, re.M)
     assert compared.out.endswith("\nruns/compare.html\n")
