@@ -81,6 +81,7 @@ def run_module(words: Sequence[str]) -> object:
         importlib.import_module("torch").set_num_threads(int(threads))
     sys.path.remove(sys.path[-1])  # the working folder, which a rank does not have
     sys.argv = [*words]
+    sys.modules.pop(words[0], None)  # the program itself is executed again
     gc.enable()
     return runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
@@ -132,4 +133,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    end(serve)
