@@ -95,7 +95,7 @@ def test_what_cannot_be_quantized_is_refused_by_the_plan(entrypoint: Entrypoint)
     paint(entrypoint.folder / "images/test", each=4)
     entrypoint.train("--run-name=run", env=imagefolder(entrypoint.folder / "images", TRAIN_EPOCHS="1"))
     two = entrypoint("quantize", "runs/run", "--dry-run", "--nproc-per-node=2")
-    assert (two.code, "one rank quantizes, and this job has 2" in two.error_lines[0]) == (ExitCode.USAGE, True)
+    assert (two.code, "quantize: one rank computes, and this job has 2" in two.error_lines[0]) == (ExitCode.USAGE, True)
     planned = entrypoint("quantize", "runs/run", "--dry-run")
     assert "int8       model.int8.onnx" in planned.out
     assert entrypoint("quantize").error_lines[0].endswith("Use `entrypoint quantize RUN`.")
