@@ -223,11 +223,6 @@ class TrainSettings(OptimizationSettings, frozen=True, kw_only=True):
         """Whether the training images are not needed: an evaluation that neither quantizes nor averages."""
         return bool(self.evaluate) and self.max_loss is None and not self.average
 
-    @property
-    def kept(self) -> tuple[int, int]:
-        """How many of the newest checkpoints are kept, and how many of the best."""
-        return self.keep_checkpoints, self.keep_best
-
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the whole run."""
         return self.steps or self.epochs * steps_per_epoch

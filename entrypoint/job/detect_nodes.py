@@ -34,7 +34,13 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
     if not claims and job.launcher is None and free:
         nproc = settings.values.nproc_per_node
         check_unclaimed_ranks(environ, None if nproc == "auto" else nproc, len(job.hostnames))
-        check_pod_index(settings, environ)
+        # Kubernetes does not tell a pod of an Indexed Job how many there are, and they may be ranks of one job.
+        if environ.get(POD_INDEX) and "nnodes" not in settings.sources:
+            raise UserError(
+                f"{POD_INDEX}={printable(environ[POD_INDEX])}: this pod does not say whether the pods of its Job train"
+                " together. Set LAUNCH_NNODES to the number of pods and MASTER_ADDR to the first one's name, or"
+                " LAUNCH_NNODES=1 if each trains alone."
+            )
     first = claims[0] if claims else NodeGroup()
     for other in claims[1:]:
         if (first.nnodes, first.node_rank) != (other.nnodes, other.node_rank):
@@ -46,19 +52,6 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
     if ranks_are_mine and settings.values.launcher != "direct":
         return replace(first, nproc_per_node=platform_nproc(environ))
     return first
-
-
-def check_pod_index(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str]) -> None:
-    """Raise `UserError` if this is a pod of an Indexed Job, whose other pods may be ranks of the same job.
-
-    Kubernetes does not tell a pod how many there are.
-    """
-    if environ.get(POD_INDEX) and "nnodes" not in settings.sources:
-        raise UserError(
-            f"{POD_INDEX}={printable(environ[POD_INDEX])}: this pod does not say whether the pods of its Job train"
-            " together. Set LAUNCH_NNODES to the number of pods and MASTER_ADDR to the first one's name, or"
-            " LAUNCH_NNODES=1 if each trains alone."
-        )
 
 
 def platform_nproc(environ: Mapping[str, str]) -> int | None:

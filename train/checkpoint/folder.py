@@ -7,8 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once
@@ -89,17 +88,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-class Scored(msgspec.Struct):
-    """What a checkpoint's metadata says of its worth."""
-
-    score: float | None = None
-
-
 def best_first(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder whose score is known, the best first, and of equal ones the newest."""
     complete = filter(is_checkpoint, list_newest_first(folder))
-    known = {checkpoint: read_json(checkpoint / METADATA_FILE, Scored) for checkpoint in complete}
-    scores = {checkpoint: saved.score for checkpoint, saved in known.items() if saved and saved.score is not None}
+    known = {checkpoint: read_json(checkpoint / METADATA_FILE, dict[str, Any]) or {} for checkpoint in complete}
+    scores = {path: score for path, saved in known.items() if isinstance(score := saved.get("score"), int | float)}
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 

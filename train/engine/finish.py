@@ -30,7 +30,7 @@ from train.models.inspection import count_multiply_adds, count_parameters, count
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
-from train.planning.export_formats import FORMATS, INT8_FILE
+from train.planning.export_formats import AVERAGE_FILE, FORMATS, INT8_FILE
 from train.report.cost import COST_FILE, prometheus_text, summarize_cost
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.page import REPORT_FILE, SKIPPED_FILE, write_report
@@ -272,7 +272,13 @@ def write_files(
         metrics.close()
         run.progress.close()
         atomic_write_text(run.folder / "evaluation.json", json.dumps(evaluation, allow_nan=False) + "\n")
-        old = (*FORMATS.values(), "model.bin", INT8_FILE, "model.json")  # of the weights before a run was resumed
+        old = (
+            *FORMATS.values(),
+            "model.bin",
+            INT8_FILE,
+            AVERAGE_FILE,
+            "model.json",
+        )  # of the weights before a run was resumed
         for file in old if run.trainer.meter.steps else ():
             (run.folder / file).unlink(missing_ok=True)
         write_weights(run, eval_state)

@@ -128,7 +128,7 @@ def save(run: TrainingRun, epoch: int, *, score: float | None = None, best: bool
         run.checkpoint_writer.wait()
         run.checkpoint_writer.submit(prepare_sharded_save(run, metadata, best=best))
         return
-    state, folder, keep = run.trainer.state, run.folder / folders.FOLDER, run.settings.kept
+    state, settings, folder = run.trainer.state, run.settings, run.folder / folders.FOLDER
     tensors = {
         MODEL: state.model.state_dict(),
         OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(state.optimizer, state.model)),
@@ -141,7 +141,7 @@ def save(run: TrainingRun, epoch: int, *, score: float | None = None, best: bool
 
     def write() -> None:
         with disk_errors_as_user_errors(folder):
-            save_checkpoint(folder, checkpoint, keep, best=best)
+            save_checkpoint(folder, checkpoint, (settings.keep_checkpoints, settings.keep_best), best=best)
         run.lock.upload()
 
     run.checkpoint_writer.submit(write)
@@ -155,7 +155,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     """
     from train.engine import sharded_checkpoint as sharded  # the import is slow
 
-    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, run.settings.kept
+    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, (run.settings.keep_checkpoints, 1)
     path = folders.checkpoint_path(run.folder / folders.FOLDER, metadata.step)
     temp_dir = folders.temporary_path(path)
     ranks.broadcast_buffers(list(state.model.buffers()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from entrypoint.core.atomic_files import atomic_path, atomic_write_text
@@ -29,13 +31,15 @@ from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import evaluate, evaluation_values
 from train.evaluation.load_model import load_model
 from train.evaluation.results import EvalMethod, EvalResult
+from train.models.freezing import freeze
+from train.models.inspection import head_names
 from train.models.pruning import same_shapes
 from train.models.registry import check_other_size
 from train.models.weights_origin import origin_header, read_origin
 from train.optimization.losses import Loss, evaluation_loss, loss_name
-from train.planning.export_formats import AVERAGE_FILE, INT8_FILE
+from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import image_sizes, model_input_shape
-from train.planning.trained_run import LISTED_CLASSES, TrainedRun, read_trained_run
+from train.planning.trained_run import LISTED_CLASSES, TrainedRun, average_file, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.settings import TrainSettings
 from train.transforms.batch_tensors import resize_batch, resize_batches
@@ -78,7 +82,7 @@ def evaluate_trained(
     skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
     if not group.is_main:
         return
-    weights = trained.weights.parent / AVERAGE_FILE if settings.average else trained.weights
+    weights = average_file(trained) if settings.average else trained.weights
     print_result(replace_fields(trained, weights=weights), score, skipped)
     if settings.evaluation_file:
         write_result(settings.evaluation_file, score, trained)
@@ -168,7 +172,7 @@ def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -
     """Return the mean of the models that TRAIN_AVERAGE names, and write it next to the trained one.
 
     The statistics of BatchNorm are those of an epoch of training images, since the mean of several is no statistic of
-    any images. Raises `UserError` for weights that do not fit, and for a disk.
+    any images. Frozen ones stay. Raises `UserError` for weights that do not fit, and for a disk.
     """
     models = (
         load_model(read_trained_run(path, "TRAIN_AVERAGE", settings.model), trained.settings)
@@ -178,12 +182,16 @@ def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -
     averaged.update_parameters(averaged.module)
     for model in models:
         if not same_shapes(averaged.module, model.state_dict()):
-            raise UserError("TRAIN_AVERAGE: the models were pruned differently. Name those of one run.")
+            raise UserError("TRAIN_AVERAGE: not all were pruned alike. Name checkpoints of after the pruning.")
         averaged.update_parameters(model)
     network: nn.Module = averaged.module.to(source.group.device)
+    freeze(network, trained.settings.freeze, head_names(network, len(trained.classes)))
+    frozen = [module for module in network.train().modules() if isinstance(module, _BatchNorm) and not module.training]
+    kept = [copy.deepcopy(module.state_dict()) for module in frozen]
     update_bn((images for batch in source.train_batches(0) for images, _ in batch.micro_batches), network)
-    path = trained.weights.parent / AVERAGE_FILE
-    tensors = {name: value.detach().cpu() for name, value in network.state_dict().items()}
+    for module, state in zip(frozen, kept, strict=True):
+        module.load_state_dict(state)
+    tensors, path = {name: value.cpu() for name, value in network.state_dict().items()}, average_file(trained)
     with disk_errors_as_user_errors(path), atomic_path(path) as temporary:
         write_tensors(temporary, tensors, origin_header(read_origin(trained.weights)))
     return network.eval()

@@ -82,13 +82,12 @@ def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: Dataset
 def check_augment(settings: TrainSettings, channels: int) -> None:
     """Raise `UserError` for flips that the transform does not make, and for colors that gray images do not have."""
     transform, names = settings.transform_of(channels), {part.split("-")[0] for part in settings.augment.split(",")}
-    problem = ""
-    if "hflip" in names and transform in ("none", "book"):
-        problem = f"hflip says how often the transform flips, and TRAIN_TRANSFORMS is {transform}. Take flip-crop"
-    elif "gray" in names and channels == 1:
-        problem = "the images are gray. Leave gray out"
-    if problem:
-        raise UserError(f"TRAIN_AUGMENT={settings.augment}: {problem}.")
+    for name, is_wrong, why in (
+        ("hflip", transform in ("none", "book"), f"{transform} does not take a chance to flip"),
+        ("gray", channels == 1, "the images are gray"),
+    ):
+        if is_wrong and name in names:
+            raise UserError(f"TRAIN_AUGMENT={settings.augment}: {name} has no effect, as {why}. Leave it out.")
 
 
 def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
@@ -114,7 +113,7 @@ def check_extras(given: ParsedSettings[TrainSettings]) -> None:
         check_formats(values.export.split(","), printable(given.sources["export"]))
     for name, extra in needed.items():
         if extra and name in given.sources:  # the default, TensorBoard, is left out instead
-            require_extra(extra, given.sources[name])
+            require_extra(extra, given.sources.get(name, f"TRAIN_{name.upper()}"))
 
 
 def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:
@@ -213,6 +212,7 @@ def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
 # Settings that do not work with FSDP: the value that is fine, and why others are not.
 FSDP_INCOMPATIBLE = {
     "prune_ratio": (0.0, "pruning needs the whole model. Prune in a run without FSDP"),
+    "keep_best": (1, "an average needs whole checkpoints, and each rank writes a part. Drop one of the two"),
     "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
 }
 
@@ -227,7 +227,7 @@ def check_task(given: ParsedSettings[TrainSettings]) -> None:
         )
     if settings.loss not in ("auto", *LOSSES[settings.task]):
         raise UserError(
-            f"{given.sources['loss']}: is no loss of TRAIN_TASK={settings.task}. Use"
+            f"{given.sources.get('loss', f'TRAIN_LOSS={settings.loss}')}: is no loss of TRAIN_TASK={settings.task}. Use"
             f" {', '.join(LOSSES[settings.task])}."
         )
 

@@ -21,7 +21,7 @@ from train.planning.image_sizes import check_image_sizes, decide_image_sizes, im
 from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
-from train.planning.trained_run import read_trained_run
+from train.planning.trained_run import average_file, read_trained_run
 from train.settings import TrainSettings
 
 
@@ -97,12 +97,20 @@ def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
             f"{given.sources['data_dir']}: {verb} takes the data of the run, to train and to test. Unset it."
         )
     trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
-    if why := why_not_writable(trained.weights.parent):
-        folder = printable(trained.weights.parent)
-        raise UserError(f"{verb}: {folder} cannot be written ({why}). Copy the model to another folder.")
+    folder = average_file(trained).parent if settings.average else trained.weights.parent
+    if why := why_not_writable(folder):
+        raise UserError(f"{verb}: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
     for path in settings.average.split(",") if settings.average else ():
-        if read_trained_run(path, "TRAIN_AVERAGE", settings.model).classes != trained.classes:
-            raise UserError(f"TRAIN_AVERAGE={printable(path)}: has other classes than the first model. Leave it out.")
+        runs = (trained, read_trained_run(path, "TRAIN_AVERAGE", settings.model))
+        facts = [
+            (run.classes, run.normalization.mean, run.normalization.scale, run.normalization.outputs.mean)
+            for run in runs
+        ]
+        if facts[0] != facts[1]:
+            raise UserError(
+                f"TRAIN_AVERAGE={printable(path)}: has other classes, or another normalization, than the first model."
+                " Leave it out."
+            )
 
 
 def check_result_file(file: Path | None, variable: str) -> None:

@@ -102,7 +102,7 @@ def fine_tuning_values(
     if settings.evaluate:
         return {}
     is_asked = settings.recipe == FINE_TUNING
-    has_own = any(name in parsed.sources for name in NETWORK_SETTINGS)
+    has_own = any(name in parsed.sources for name in NETWORK_SETTINGS) and settings.weights != PRETRAINED
     network = {} if has_own else default_network(settings, dataset, at_hand)
     weights, model = network.get("weights", settings.weights), network.get("model", settings.model)
     is_known = weights and model not in OWN_MODELS and not settings.is_own_model

@@ -71,6 +71,7 @@ def exclusions(
             "the run has no more epochs, or no other evaluation than the last",
         ),
         *((name, not settings.steps and settings.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
+        ("keep_best", not settings.steps and epochs <= settings.eval_every, "the run has one evaluation"),
         ("unmixed_epochs", not (settings.mixup_alpha or settings.cutmix_alpha), "nothing is mixed"),
         ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
         ("eval_size", settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),

@@ -19,8 +19,9 @@ from entrypoint.core.paths import is_file, read_regular
 from entrypoint.core.settings_base import ParsedSettings, read_settings, rules_of, variable_name
 from entrypoint.plan.model import Decision
 from train.checkpoint.compare import saved_settings
-from train.checkpoint.metadata import Normalization
+from train.checkpoint.metadata import METADATA_FILE, Normalization
 from train.models.weights_origin import find_weights_file, read_origin
+from train.planning.export_formats import AVERAGE_FILE
 from train.planning.run_selection import SETTINGS_FILE
 from train.settings import ImageShape, TrainSettings
 
@@ -78,6 +79,12 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
     return TrainedRun(path, settings, origin.shape, origin.classes, origin.normalization)
 
 
+def average_file(trained: TrainedRun) -> Path:
+    """Return the file of an average: next to the model, and for one in a checkpoint in the folder of its run."""
+    folder = trained.weights.parent
+    return (folder.parents[1] if is_file(folder / METADATA_FILE) else folder) / AVERAGE_FILE
+
+
 def code_error(source: str, field: str, code: str) -> UserError:
     """Return the error for code of the user's that a run's files name: they may be a stranger's."""
     what, folder = ("model", " and TRAIN_MODEL_PATH") if field == "model" else ("data set", "")
@@ -126,6 +133,13 @@ def as_variables(values: Mapping[str, object]) -> dict[str, str]:
 OF_A_START = ("resume", "resume_allow_changed", "run_name", "output_dir", "max_minutes", "evaluate", "evaluation_file")
 # Said even where they are the defaults, as the data set could decide otherwise.
 ALWAYS = ("recipe", "model", "dataset")
+# What a recipe would fill in where the run's user had set a default.
+OF_RECIPES = (
+    *("optimizer", "optimizer_args", "lr", "head_lr", "weight_decay", "decay_norms", "schedule", "warmup", "loss"),
+    *("batch_size", "epochs", "max_grad_norm", "label_smoothing", "precision", "eval_every", "test_time_augment"),
+    *("transforms", "crop_ratio", "augment", "repeated_augment", "mixup_alpha", "cutmix_alpha", "size_schedule"),
+    *("model", "model_args", "weights", "freeze"),
+)
 
 
 def with_resumed_settings(
@@ -165,11 +179,12 @@ def settings_of_run(folder: Path, asked: ParsedSettings[TrainSettings]) -> dict[
             raise code_error(what, field, getattr(saved, field))
     defaults, left_out = TrainSettings(), {*OF_A_START, *asked.sources}
     left_out |= {"epochs", "steps"} if {"epochs", "steps"} & left_out else set()
+    always = {*ALWAYS, *OF_RECIPES} - ({"epochs"} if saved.steps else set())
     texts = {
         name: value
         for name in TrainSettings.__struct_fields__
         if name not in left_out and (value := getattr(saved, name)) is not None
-        if name in ALWAYS or value != getattr(defaults, name)
+        if name in always or value != getattr(defaults, name)
     }
     changes = {"resume_allow_changed": True} if set(asked.sources) - set(OF_A_START) else {}
     return as_variables({**texts, **changes})

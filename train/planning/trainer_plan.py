@@ -156,10 +156,8 @@ def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, r
     size = warn_of_size(given, dataset, model_input_shape(settings, dataset.shape), report.parameters)
     if not settings.freeze or settings.weights or settings.resume != "off":
         return size
-    return (
-        *size,
-        f"{printable(given.sources['freeze'])}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",
-    )
+    source = printable(given.sources.get("freeze", f"TRAIN_FREEZE={settings.freeze}"))
+    return (*size, f"{source}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.")
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:

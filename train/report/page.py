@@ -116,6 +116,10 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
     lines = read_metrics(folder)
     classes, confusion = evaluation.get("classes") or [], evaluation.get("confusion") or []
     batch, skipped = folder / BATCH_FILE, folder / SKIPPED_FILE
+    left_out = read_regular(skipped).splitlines() if is_file(skipped) else []
+    more = [f"and {len(left_out) - LISTED:,} more in {SKIPPED_FILE}"] if len(left_out) > LISTED else []
+    scores = (evaluation.get("class_accuracy") or {}).items()
+    known = sorted((share, name) for name, share in scores if share is not None)
     return render(
         "report.html.jinja",
         name=folder.resolve().name,
@@ -126,10 +130,10 @@ def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -
         plots=drawings(plots_of(lines)),
         confidence=drawings(confidence_plots(evaluation) | feature_plot(evaluation), ""),
         batch=base64.b64encode(batch.read_bytes()).decode() if is_file(batch) else "",
-        skipped=first_lines(read_regular(skipped).splitlines()) if is_file(skipped) else [],
+        skipped=[*left_out[:LISTED], *more],
         mistakes=[one for one in evaluation.get("mistakes") or [] if one.get("png")],
         evaluation=evaluation,
-        worst=worst_classes(evaluation.get("class_accuracy") or {}),
+        worst=[(name, f"{share:.2f} %") for share, name in known[:LISTED]],
         confused=most_confused(classes, confusion),
         matrix=list(zip(classes, confusion, strict=True)) if confusion and len(classes) <= MAX_MATRIX_CLASSES else [],
         plan=plan,
@@ -152,18 +156,6 @@ def value_text(value: Any) -> str:
     """Return a JSON value as one line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 400 else f"{text[:400]}…"
-
-
-def first_lines(lines: list[str]) -> list[str]:
-    """Return the first images that could not be read, and how many more there are."""
-    more = [f"and {len(lines) - LISTED:,} more in {SKIPPED_FILE}"] if len(lines) > LISTED else []
-    return [*lines[:LISTED], *more]
-
-
-def worst_classes(scores: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Return the classes with the lowest scores."""
-    known = sorted((share, name) for name, share in scores.items() if share is not None)
-    return [(name, f"{share:.2f} %") for share, name in known[:LISTED]]
 
 
 def most_confused(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> list[tuple[str, int]]:

@@ -26,7 +26,10 @@ def run(invocation: Invocation) -> int:
     models = [local_run(word, invocation.environ) for word in (model, *others)]
     flags, defaults = {**command.flags, "TRAIN_EVALUATE": models[0]}, {"LAUNCH_NPROC_PER_NODE": "1"}
     if name == "average":
-        flags["TRAIN_AVERAGE"] = ",".join(models if others else best_of_run(models[0]))
+        averaged = models if others else best_of_run(models[0])
+        if any("," in path for path in averaged):
+            raise UserError(f"average {printable(model)}: commas divide the names of models. Rename it.")
+        flags["TRAIN_AVERAGE"] = ",".join(averaged)
     if name == "quantize":
         defaults["TRAIN_MAX_LOSS"] = "1"
     if name != "evaluate":
@@ -40,12 +43,11 @@ def best_of_run(folder: str) -> list[str]:
     from train.checkpoint.metadata import read_json
     from train.planning.run_selection import SETTINGS_FILE
 
-    saved = read_json(Path(folder, SETTINGS_FILE), dict[str, object]) or {}
-    count = saved.get("keep_best", 1)
+    count = (read_json(Path(folder, SETTINGS_FILE), dict[str, object]) or {}).get("keep_best", 1)
     checkpoints = best_first(Path(folder, FOLDER))[: count if isinstance(count, int) else 1]
     if len(checkpoints) < 2:
         raise UserError(
-            f"average {printable(folder)}: has no several best checkpoints. Train with TRAIN_KEEP_BEST=3, or name"
-            " several models."
+            f"average {printable(folder)}: is no run with several best checkpoints. Train with TRAIN_KEEP_BEST=3, or"
+            " name several models."
         )
     return list(map(str, checkpoints))

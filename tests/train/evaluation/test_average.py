@@ -78,9 +78,9 @@ def test_same_model_twice_is_itself_but_for_its_statistics(trained: Entrypoint) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("runs/plain",), "average runs/plain: has no several best checkpoints. Train with TRAIN_KEEP_BEST=3"),
+        (("runs/plain",), "average runs/plain: is no run with several best checkpoints. Train with TRAIN_KEEP_BEST=3"),
         (("runs/kept", "--nproc-per-node=2"), "average: one rank computes, and this job has 2"),
-        (("runs/kept", "runs/digits"), "TRAIN_AVERAGE=runs/digits: has other classes than the first model."),
+        (("runs/kept", "runs/digits"), "TRAIN_AVERAGE=runs/digits: has other classes, or another normalization, than"),
         (("runs/kept", "nothing"), "TRAIN_AVERAGE=nothing: no such file."),
         ((), "average: needs a trained model. Use `entrypoint average RUN`."),
     ],
@@ -90,3 +90,21 @@ def test_what_cannot_be_averaged_is_refused_by_the_plan(trained: Entrypoint, wor
         trained.train(env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "digits"})
     for more in ((), ("--dry-run",)):
         assert said in trained.error_line("average", *words, *more)
+
+
+def test_frozen_statistics_stay(trained: Entrypoint) -> None:
+    env = {"TRAIN_EPOCHS": "3", "TRAIN_FREEZE": "statistics", "TRAIN_WEIGHTS": "runs/plain", "TRAIN_HEAD": "auto"}
+    trained.train(env=RUN | env | {"TRAIN_RUN_NAME": "frozen"})
+    run = trained.folder / "runs/frozen"
+    trained.succeed("average", "runs/frozen")
+    averaged, before = read_state_dict(run / "average.safetensors"), read_state_dict(run / "model.safetensors")
+    names = [name for name in before if "running" in name]
+    assert names
+    assert all(torch.equal(averaged[name], before[name]) for name in names)
+
+
+def test_average_of_checkpoints_is_written_into_their_run(trained: Entrypoint) -> None:
+    first, second, *_ = best_first(trained.folder / "runs/kept/checkpoint")
+    trained.succeed("average", first, second)
+    assert not (first / "average.safetensors").exists()
+    assert (trained.folder / "runs/kept/average.safetensors").exists()

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, refusal
-from train.planning.trained_run import with_resumed_settings
+from tests.factories import make_machine, make_test_plan
+from train.data.dataset_info import DatasetInfo
+from train.planning.recipes import read_recipe, with_recipe
+from train.planning.trained_run import OF_RECIPES, with_resumed_settings
 from train.settings import TrainSettings, read_train_settings
 
 
@@ -39,6 +42,22 @@ def test_own_settings_win_and_the_schedule_is_told(run: Path, field: str, value:
     values, reason = resumed(run, **{field: value})
     assert (getattr(values, field), values.lr, values.resume_allow_changed) == (int(value), 0.5, True)
     assert reason.startswith(f"settings of that run, but --{field}={value}; the schedule onecycle covers {value} ")
+
+
+@pytest.mark.parametrize("name", ["speedrun", "finetune", "imagenet", "vit"])
+@pytest.mark.parametrize("steps", [None, 7])
+def test_recipe_changes_no_default_that_the_user_had_set(tmp_path: Path, name: str, steps: int | None) -> None:
+    fields = read_recipe(name, "cpu")
+    assert set(fields) <= set(OF_RECIPES)
+    before = TrainSettings(recipe=name, model="resnet18", steps=steps)  # type: ignore[arg-type]
+    (tmp_path / "settings.json").write_text(json.dumps(before.to_json()))
+    flags = {"TRAIN_RESUME": str(tmp_path)}
+    parsed, _, _ = with_resumed_settings(read_train_settings({}, flags), {}, flags)
+    photos = DatasetInfo(800, (3, 32, 32), train_images=800)
+    chosen, _ = with_recipe(parsed, make_test_plan(make_machine(4), {}), photos)
+    for field in set(fields) - {"epochs", "weights", "freeze", "head_lr", "optimizer_args", "model_args"}:
+        assert getattr(chosen.values, field) == getattr(before, field), field
+    assert chosen.values.epochs == before.epochs
 
 
 def test_checkpoint_brings_no_settings(tmp_path: Path) -> None:

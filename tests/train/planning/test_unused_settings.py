@@ -67,6 +67,7 @@ CASES = [
     ("TRAIN_SYNC_BATCHNORM=0", SPEEDNET, "memory", 1, SPEEDNET, "memory", 2),
     ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 2, SPEEDNET, "memory", 2),
     ("TRAIN_KEEP_CHECKPOINTS=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_KEEP_BEST=3", {"TRAIN_EVAL_EVERY": "10"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_KEEP_BEST=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_EVALUATION_FILE=x.json", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),
     ("TRAIN_MAX_LOSS=2", {}, "memory", 1, {"TRAIN_EVALUATE": "runs/a"}, "memory", 1),

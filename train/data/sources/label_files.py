@@ -47,12 +47,6 @@ def label_files(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path,
     return (test if only_test else there["train"]), test, val
 
 
-def encoding_of(path: Path) -> str:
-    """Return a CSV file's encoding by its first bytes: Excel's "Unicode text" is UTF-16; raises OSError."""
-    with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-
-
 @dataclass(frozen=True)
 class LabelTable:
     """The lines of a CSV file: the names of its columns of labels, and (line, file, cells) of each image."""
@@ -97,7 +91,9 @@ def read_table(path: Path, task: str) -> LabelTable:
     """
     rows = []
     try:
-        with path.open(encoding=encoding_of(path), errors="surrogateescape", newline="") as file:
+        with path.open("rb") as file:  # Excel's "Unicode text" is UTF-16
+            is_wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        with path.open(encoding="utf-16" if is_wide else "utf-8-sig", errors="surrogateescape", newline="") as file:
             lines, names = split_columns(path, file, task)
             columns = ["label"] if "label" in names else [name for name in names if name != "file"]
             places = [names.index(name) for name in ("file", *columns)]
