@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,6 @@ from tests.train.object_storage import gateway, s3_server
 from train.checkpoint.folder import best_checkpoint, list_newest_first
 from train.checkpoint.store import LATEST, NOTHING, OWNER, RunStore, wanted_names
 from train.checkpoint.tensor_files import CheckpointReader
-
-
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A place for runs: a folder, or a bucket of a real server."""
-    if request.param == "file":
-        yield f"file://{tmp_path}/bucket/runs"
-        return
-    with s3_server("bucket"):
-        yield "s3://bucket/runs"
 
 
 @pytest.fixture
@@ -466,21 +456,21 @@ def test_runs_and_files_with_the_longest_names_are_taken_up(machine: Callable[[s
 
 def test_busy_server_is_asked_again_and_cut_answers_are_errors(tmp_path: Path) -> None:
     with s3_server("bucket") as address:
-        store = RunStore("s3://bucket/runs", tmp_path / "first", "TRAIN_OUTPUT_DIR=s3://bucket/runs")
+        store = RunStore("s3://bucket/stored", tmp_path / "first", "TRAIN_OUTPUT_DIR=s3://bucket/stored")
         store.push(started(store, 10))
         with gateway(address, lambda _method, _path, before: "" if before else "busy"):
-            copy = started(RunStore("s3://bucket/runs", tmp_path / "second", "X"))
+            copy = started(RunStore("s3://bucket/stored", tmp_path / "second", "X"))
             CheckpointReader(copy / "checkpoint/step-000000010").verify_files()
-            owner = RunStore("s3://bucket/runs", tmp_path / "second", "X")
+            owner = RunStore("s3://bucket/stored", tmp_path / "second", "X")
             save(started(owner) / "checkpoint", 20)
             owner.push(copy)
-        assert steps(started(RunStore("s3://bucket/runs", tmp_path / "again", "X"))) == ["20", "10"]
+        assert steps(started(RunStore("s3://bucket/stored", tmp_path / "again", "X"))) == ["20", "10"]
         cut = gateway(address, lambda method, path, _: "cut" if method == "GET" and "model" in path else "")
         with cut, pytest.raises(UserError, match="cannot be written"):
-            started(RunStore("s3://bucket/runs", tmp_path / "third", "X"))
+            started(RunStore("s3://bucket/stored", tmp_path / "third", "X"))
         expired = gateway(address, lambda method, *_: "expired" if method == "GET" else "")  # HEAD has no words
         with expired, pytest.raises(UserError, match="token has expired") as raised:
-            started(RunStore("s3://bucket/runs", tmp_path / "fourth", "X"))
+            started(RunStore("s3://bucket/stored", tmp_path / "fourth", "X"))
         assert "hidden-key" not in str(raised.value)
         gone = RunStore("s3://gone/runs", tmp_path / "fifth", "X")
         for use in (started, lambda store: store.run_to_open(None, "off")):  # a run, and the plan of one without a name

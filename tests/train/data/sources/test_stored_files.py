@@ -33,16 +33,6 @@ from train.settings import TrainSettings
 Listed = list[tuple[str, bytes, int]]
 
 
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A place for data: a folder, or a bucket of a real server."""
-    if request.param == "file":
-        yield f"file://{tmp_path}/bucket/data"
-        return
-    with s3_server("bucket"):
-        yield "s3://bucket/data"
-
-
 @pytest.fixture
 def bucket() -> Iterator[str]:
     """The address of a real server with an empty bucket."""
@@ -201,8 +191,8 @@ def list_alone(settings: TrainSettings) -> int:
 
 
 def test_processes_of_a_node_copy_once(packed: Path, bucket: str, tmp_path: Path) -> None:
-    put(packed, "s3://bucket/data")
-    settings = stored("s3://bucket/data", tmp_path / "cache")
+    put(packed, "s3://bucket/stored")
+    settings = stored("s3://bucket/stored", tmp_path / "cache")
     with gateway(bucket, lambda *_: "") as server, ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
         assert set(pool.map(list_alone, [settings] * 4)) == {24}
         counts = [count for (method, path), count in server.seen.items() if method == "GET" and ".tar" in path]
@@ -216,21 +206,21 @@ def fault_of(kind: str, times: int) -> Callable[[str, str, int], str]:
 
 @pytest.mark.parametrize("kind", ["busy", "cut"])
 def test_short_fault_costs_a_retry(packed: Path, bucket: str, tmp_path: Path, kind: str) -> None:
-    put(packed, "s3://bucket/data")
+    put(packed, "s3://bucket/stored")
     with gateway(bucket, fault_of(kind, 1)):
-        assert listed(stored("s3://bucket/data", tmp_path / "cache")) == listed(settings_for(packed))
+        assert listed(stored("s3://bucket/stored", tmp_path / "cache")) == listed(settings_for(packed))
 
 
 @pytest.mark.parametrize("kind", ["busy", "cut", "expired"])
 def test_lasting_fault_is_one_line(packed: Path, bucket: str, tmp_path: Path, kind: str) -> None:
-    put(packed, "s3://bucket/data")
+    put(packed, "s3://bucket/stored")
     with gateway(bucket, fault_of(kind, 99)):
         message = refusal(
-            list_files, stored("s3://bucket/data", tmp_path / "cache"), match="cannot be read", code=ExitCode.MACHINE
+            list_files, stored("s3://bucket/stored", tmp_path / "cache"), match="cannot be read", code=ExitCode.MACHINE
         )
     assert "hidden-key" not in message
     assert ("token has expired" in message) == (kind == "expired")
-    assert listed(stored("s3://bucket/data", tmp_path / "cache")) == listed(settings_for(packed))
+    assert listed(stored("s3://bucket/stored", tmp_path / "cache")) == listed(settings_for(packed))
 
 
 def test_body_that_lacks_bytes_is_noticed(
