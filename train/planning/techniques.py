@@ -42,16 +42,15 @@ def needed_setting(settings: TrainSettings, needs: str) -> str:
 
 
 def exclusions(
-    settings: TrainSettings, data_source: str, world_size: int, report: ModelReport
+    settings: TrainSettings, data_source: str, world_size: int, report: ModelReport, epochs: int
 ) -> tuple[tuple[str, bool, str], ...]:
     """Return (field, whether it has no effect, why) where that hangs on more than one other setting."""
-    in_memory, alone, epochs = data_source == "memory", world_size == 1, settings.epochs
     uncached = data_source == "stream" and settings.dataset != "shards"  # the index of shards is cached
     last_epochs = max(settings.early_stopping, settings.eval_every)
     no_batchnorm = report.parameters > 0 and not report.batchnorm_layers
     unchanged = settings.transforms == settings.augment == "none" and not settings.erasing
     return (
-        ("num_workers", in_memory, FROM_MEMORY),
+        ("num_workers", data_source == "memory", FROM_MEMORY),
         ("label_smoothing", settings.loss == "focal", "TRAIN_LOSS is focal"),
         *((name, bool(settings.teacher) and settings.teacher_weight == 1, ONLY_TEACHER) for name in OF_THE_LABELS),
         ("teacher", not settings.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
@@ -62,16 +61,16 @@ def exclusions(
         ("decay_norms", not settings.weight_decay, "there is no weight decay"),
         (
             "schedule",
-            settings.schedule == "step" and not settings.steps and epochs <= settings.lr_step_epochs,
+            settings.schedule == "step" and epochs <= settings.lr_step_epochs,
             "the run ends before TRAIN_LR_STEP_EPOCHS",
         ),
         (
             "early_stopping",
-            not settings.steps and epochs <= last_epochs,
+            epochs <= last_epochs,
             "the run has no more epochs, or no other evaluation than the last",
         ),
-        *((name, not settings.steps and settings.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
-        ("keep_best", not settings.steps and epochs <= settings.eval_every, "the run has one evaluation"),
+        *((name, settings.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
+        ("keep_best", epochs <= settings.eval_every, "the run has one evaluation"),
         ("unmixed_epochs", not (settings.mixup_alpha or settings.cutmix_alpha), "nothing is mixed"),
         ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
         ("eval_size", settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),
@@ -82,8 +81,8 @@ def exclusions(
         ),
         ("preemption", not settings.checkpoint_every, "TRAIN_CHECKPOINT_EVERY=0 writes nothing to resume from"),
         ("data_columns", not settings.is_hugging_face, "TRAIN_DATASET is none of Hugging Face's"),
-        ("ddp_find_unused_parameters", alone, ON_ONE_RANK),
-        ("sync_batchnorm", alone, ON_ONE_RANK),
+        ("ddp_find_unused_parameters", world_size == 1, ON_ONE_RANK),
+        ("sync_batchnorm", world_size == 1, ON_ONE_RANK),
         ("sync_batchnorm", settings.model == "cnn" or no_batchnorm, f"{settings.model} has no BatchNorm"),
     )
 
@@ -93,10 +92,11 @@ def unused_settings(
     data_source: str,
     world_size: int,
     report: ModelReport,
+    epochs: int,
 ) -> tuple[str, ...]:
-    """Return a line for each setting of the user that has no effect in this run."""
+    """Return a line for each setting of the user that has no effect in this run of so many epochs."""
     settings, defaults = given.values, TrainSettings()
-    rows = exclusions(settings, data_source, world_size, report)
+    rows = exclusions(settings, data_source, world_size, report, epochs)
     lines = []
     for field, rules in rules_of(TrainSettings).items():
         if field not in given.sources or getattr(settings, field) == getattr(defaults, field):

@@ -15,7 +15,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import INDEX_ENDING
-from train.planning.checks import check_contradictions, check_shares, check_trainer_settings
+from train.planning.checks import check_contradictions, check_shares, check_trainer_settings, images_to_train
 from train.planning.compute import (
     decide_compiling,
     decide_ipex,
@@ -115,7 +115,8 @@ def plan_trainer(
         *resume_decisions,
         *decide_tensorboard(given.values),
     )
-    unused = unused_settings(given, source, ranks, report)
+    steps_per_epoch = max(1, images_to_train(settings, dataset) // settings.batch_size)  # 0 if unknown
+    unused = unused_settings(given, source, ranks, report, settings.total_epochs(steps_per_epoch))
     said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)

@@ -53,6 +53,16 @@ CASES = [
     ("TRAIN_DECAY_NORMS=0", {"TRAIN_WEIGHT_DECAY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_SCHEDULE=step", {}, "memory", 1, {"TRAIN_LR_STEP_EPOCHS": "3"}, "memory", 1),
     ("TRAIN_EARLY_STOPPING=5", {"TRAIN_EPOCHS": "2"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_SCHEDULE=step", {"TRAIN_STEPS": "300"}, "memory", 1, {"TRAIN_STEPS": "301"}, "memory", 1),
+    (
+        "TRAIN_MIXUP_ALPHA=1",
+        {"TRAIN_STEPS": "30", "TRAIN_UNMIXED_EPOCHS": "3"},
+        "memory",
+        1,
+        {"TRAIN_STEPS": "31"},
+        "memory",
+        1,
+    ),
     ("TRAIN_UNMIXED_EPOCHS=3", {}, "memory", 1, {"TRAIN_MIXUP_ALPHA": "0.2"}, "memory", 1),
     ("TRAIN_MIXUP_ALPHA=1", {"TRAIN_UNMIXED_EPOCHS": "10"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_CUTMIX_ALPHA=1", {"TRAIN_UNMIXED_EPOCHS": "10"}, "memory", 1, {"TRAIN_UNMIXED_EPOCHS": "9"}, "memory", 1),
@@ -89,19 +99,21 @@ def test_setting_without_effect_is_named_and_only_then(
     name, value = setting.split("=")
     useless = read_train_settings({name: value} | without, {})
     report = ModelReport(has_weight_decay=useless.values.optimizer != "rprop", parameters=9)
-    lines = unused_settings(useless, source, ranks, report)
+    lines = unused_settings(useless, source, ranks, report, useless.values.total_epochs(10))
     (line,) = [one for one in lines if one.startswith(setting)]
     assert line.startswith(f"{setting} has no effect: ")
     useful = read_train_settings(within | {name: value}, {})
     assert not [
-        one for one in unused_settings(useful, other_source, other_ranks, ModelReport()) if one.startswith(setting)
+        one
+        for one in unused_settings(useful, other_source, other_ranks, ModelReport(), useful.values.total_epochs(10))
+        if one.startswith(setting)
     ]
 
 
 def test_every_row_is_a_setting_and_has_a_case() -> None:
     fields = {setting.partition("=")[0].removeprefix("TRAIN_").lower() for setting, *_ in CASES}
     needing = {name for name, rules in rules_of(TrainSettings).items() if rules.needs}
-    rows = exclusions(TrainSettings(), "memory", 1, ModelReport())
+    rows = exclusions(TrainSettings(), "memory", 1, ModelReport(), 1)
     assert {*(field for field, _, _ in rows), *needing} == fields
 
 
@@ -113,4 +125,4 @@ def test_defaults_are_never_named() -> None:
         "TRAIN_OPTIMIZER": "adam",
         "TRAIN_PRUNE_WARMUP": "1",
     }
-    assert unused_settings(read_train_settings(environ, {}), "memory", 1, ModelReport()) == ()
+    assert unused_settings(read_train_settings(environ, {}), "memory", 1, ModelReport(), 1) == ()
