@@ -116,28 +116,29 @@ def write_provenance(
     atomic_write_text(folder / "versions.json", as_json(versions()))
     atomic_write_text(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
     before = read_regular(folder / COMMAND_FILE) if resumes and is_file(folder / COMMAND_FILE) else ""
-    lines = add_command(
-        before.splitlines(), reproduce_command(given, plan, environ), given.values.output_dir / "latest"
-    )
+    lines = add_command(before.splitlines(), reproduce_command(given, plan, environ, folder.parent))
     atomic_write_text(folder / COMMAND_FILE, "".join(f"{line}\n" for line in lines))
 
 
-def add_command(before: list[str], command: str, latest: Path) -> list[str]:
+def add_command(before: list[str], command: str) -> list[str]:
     """Return the commands of a run one after another; a last one that differs resumes what the others left."""
-    resume = f"TRAIN_RESUME={shlex.quote(str(latest))} "
-    if not before or before[-1].replace(f" env {resume}", " env ") == command:
-        return before or [command]
-    return [*before, command.replace(" env ", f" env {resume}", 1)]
+    resumed = command.replace(" env ", " env TRAIN_RESUME=auto ", 1)
+    return before if before and before[-1] in (command, resumed) else [*before, resumed if before else command]
 
 
-def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
-    """Return a shell command that trains again with the same settings, number of ranks and versions."""
+def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str], runs: Path) -> str:
+    """Return a shell command that trains again with the same settings, number of ranks and versions.
+
+    `runs` is the folder that holds the run's.
+    """
     not_repeated = ("TRAIN_RUN_NAME", "TRAIN_RESUME")  # they name the folder; a repeated run gets a new one
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
-    launch = {name: environ[name] for name in sorted(environ) if name.startswith("LAUNCH_") and environ[name]}
+    if resolve(runs) != resolve(given.values.output_dir):  # of a resumed run
+        variables["TRAIN_OUTPUT_DIR"] = str(runs)
+    launch = {name: environ[name] for name in environ if name.startswith("LAUNCH_") and environ[name]}
     launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
     launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # another thread count would round differently
-    words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted((launch | variables).items())]
     command = map(shlex.quote, own_command("train"))
     here = working_folder()
     return f"cd {shlex.quote(str(here or '.'))} && env {' '.join([*words, *command])}"

@@ -98,20 +98,27 @@ def test_plan_of_a_resumed_run_knows_its_settings(entrypoint: Entrypoint, settin
 
 
 @pytest.mark.launch
-def test_longer_run_keeps_its_folder_and_its_commands_repeat_it(entrypoint: Entrypoint) -> None:
-    quiet = ("--threads=1", "--progress=off")
-    entrypoint.train("--epochs=1", "--lr=0.03", "--run-name=a", *quiet)
-    summary = entrypoint.train("--resume=runs/a", "--epochs=2", *quiet)
-    assert summary["epochs"] == 2
-    folder = entrypoint.folder / "runs/a"
-    assert (entrypoint.folder / "runs/latest").resolve() == folder
+@pytest.mark.parametrize("runs", ["runs", "other runs"])
+def test_longer_run_keeps_its_folder_and_its_commands_repeat_it(runs: str, entrypoint: Entrypoint) -> None:
+    def train(*arguments: str) -> None:
+        entrypoint.succeed("train", *arguments, "--threads=1", "--progress=off", "--tensorboard=0")
+
+    def summary(name: str) -> tuple[int, str]:
+        written = json.loads((entrypoint.folder / runs / name / "summary.json").read_text())
+        return written["epochs"], written["weights_sha256"]
+
+    train("--epochs=1", "--lr=0.03", "--run-name=a", f"--output-dir={runs}")
+    train(f"--resume={runs}/a", "--epochs=2")
+    folder = entrypoint.folder / runs / "a"
+    assert (entrypoint.folder / runs / "latest").resolve() == folder
     assert json.loads((folder / "settings.json").read_text())["lr"] == 0.03
     commands = (folder / "command.txt").read_text()
     assert len(commands.splitlines()) == 2
-    entrypoint.train("--resume=runs/a", *quiet)
+    train(f"--resume={runs}/a")
     assert (folder / "command.txt").read_text() == commands, "nothing was changed, and nothing left to train"
     env = {**clean_environment(), "HOME": str(entrypoint.home)}
     subprocess.run(["bash", "-c", commands], env=env, check=True, capture_output=True, timeout=LAUNCH_LIMIT_S)
-    assert (entrypoint.folder / "runs/latest").resolve() != folder
-    assert entrypoint.summary()["weights_sha256"] == summary["weights_sha256"]
+    assert (entrypoint.folder / runs / "latest").resolve() != folder
+    assert summary("latest") == summary("a")
+    assert summary("a")[0] == 2
     assert "Set it to auto, off, a run folder or a checkpoint." in entrypoint.error_line("plan", "--resume=runs")
