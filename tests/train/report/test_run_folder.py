@@ -41,7 +41,8 @@ def test_unwritable_run_folder_raises_even_for_root(output: str) -> None:
 def test_reproduce_command_has_settings_and_is_quoted(tmp_path: Path) -> None:
     environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
     given = read_train_settings(environ, {"TRAIN_EPOCHS": "3"})
-    words = shlex.split(run_folder.reproduce_command(given, make_test_plan(make_machine(2), environ), environ))
+    plan = make_test_plan(make_machine(2), environ)
+    words = shlex.split(run_folder.reproduce_command(given, plan, environ, Path("runs")))
     assert words[:2] == ["cd", str(Path.cwd())]
     assert {
         "LAUNCH_THREADS=1",
@@ -51,6 +52,9 @@ def test_reproduce_command_has_settings_and_is_quoted(tmp_path: Path) -> None:
         f"TRAIN_DATA_DIR={tmp_path}/my $data; rm",
     } <= set(words)
     assert "TRAIN_RUN_NAME=x" not in words
+    assert not [word for word in words if word.startswith("TRAIN_OUTPUT_DIR")]
+    elsewhere = shlex.split(run_folder.reproduce_command(given, plan, environ, Path("my other")))
+    assert "TRAIN_OUTPUT_DIR=my other" in elsewhere
 
 
 def test_versions_list_missing_packages() -> None:
