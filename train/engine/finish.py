@@ -272,13 +272,8 @@ def write_files(
         metrics.close()
         run.progress.close()
         atomic_write_text(run.folder / "evaluation.json", json.dumps(evaluation, allow_nan=False) + "\n")
-        old = (
-            *FORMATS.values(),
-            "model.bin",
-            INT8_FILE,
-            AVERAGE_FILE,
-            "model.json",
-        )  # of the weights before a run was resumed
+        # Made from the weights that a run had before it was resumed.
+        old = (*FORMATS.values(), "model.bin", INT8_FILE, AVERAGE_FILE, "model.json")
         for file in old if run.trainer.meter.steps else ():
             (run.folder / file).unlink(missing_ok=True)
         write_weights(run, eval_state)

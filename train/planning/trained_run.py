@@ -138,7 +138,7 @@ OF_RECIPES = (
     *("optimizer", "optimizer_args", "lr", "head_lr", "weight_decay", "decay_norms", "schedule", "warmup", "loss"),
     *("batch_size", "epochs", "max_grad_norm", "label_smoothing", "precision", "eval_every", "test_time_augment"),
     *("transforms", "crop_ratio", "augment", "repeated_augment", "mixup_alpha", "cutmix_alpha", "size_schedule"),
-    *("model", "model_args", "weights", "freeze"),
+    *("model", "model_args", "weights", "freeze", "image_size"),
 )
 
 

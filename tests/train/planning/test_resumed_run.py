@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, refusal
 from tests.factories import make_machine, make_test_plan
 from train.data.dataset_info import DatasetInfo
+from train.models.weights_origin import PACKAGED_NETWORK
 from train.planning.recipes import read_recipe, with_recipe
 from train.planning.trained_run import OF_RECIPES, with_resumed_settings
 from train.settings import TrainSettings, read_train_settings
@@ -58,6 +59,16 @@ def test_recipe_changes_no_default_that_the_user_had_set(tmp_path: Path, name: s
     for field in set(fields) - {"epochs", "weights", "freeze", "head_lr", "optimizer_args", "model_args"}:
         assert getattr(chosen.values, field) == getattr(before, field), field
     assert chosen.values.epochs == before.epochs
+
+
+def test_recipe_enlarges_no_images_that_were_trained_as_they_are(tmp_path: Path) -> None:
+    before = TrainSettings(recipe="finetune", dataset="csv", data_dir=tmp_path, weights="pretrained")
+    (tmp_path / "settings.json").write_text(json.dumps(before.to_json()))
+    flags = {"TRAIN_RESUME": str(tmp_path)}
+    parsed, _, _ = with_resumed_settings(read_train_settings({}, flags), {}, flags)
+    photos = DatasetInfo(800, (3, 32, 32), train_images=800)
+    chosen, _ = with_recipe(parsed, make_test_plan(make_machine(4), {}), photos, [PACKAGED_NETWORK])
+    assert chosen.values.image_size == "auto"
 
 
 def test_checkpoint_brings_no_settings(tmp_path: Path) -> None:

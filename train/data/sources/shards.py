@@ -43,7 +43,11 @@ def list_shard_splits(
         names = read_classes(data_dir)
         indexes = {
             split: load_index(
-                data_dir, paths, cache_dir, partial(build_index, data_dir, paths, task), task.removeprefix("classify")
+                data_dir,
+                paths,
+                cache_dir,
+                partial(build_index, data_dir, paths, task),
+                kind="" if task == "classify" else task,
             )
             for split, paths in shards.items()
         }
