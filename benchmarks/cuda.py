@@ -157,7 +157,7 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
     from train.settings import TrainSettings
 
     cpus = os.sched_getaffinity(0)
-    settings = TrainSettings(dataset="imagefolder", data_dir=images)
+    settings = TrainSettings().with_values(dataset="imagefolder", data_dir=images)
     data = load(settings, (3, 32, 32), "memory", WorkerSpec(frozenset(cpus), len(cpus)))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -111,14 +111,15 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.models.registry import build_model
     from train.optimization.optimizer import build_optimizer, lr_schedule
     from train.report.profiler import DATA
+    from train.setting_groups.network import NetworkSettings
     from train.settings import TrainSettings
 
-    settings = TrainSettings(batch_size=BATCH, model=name, transforms="flip-crop")
+    settings = TrainSettings().with_values(batch_size=BATCH, model=name, transforms="flip-crop")
     group, shape = ProcessGroup(0, 1, 0, torch.device("cpu")), (3, 32, 32)
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, settings, group)
-    model = set_memory_format(build_model(TrainSettings(model=name), shape, 10), channels_last=True)
+    model = set_memory_format(build_model(NetworkSettings(model=name), shape, 10), channels_last=True)
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
@@ -127,7 +128,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
         use_winograd(model)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, GradScaler("cpu", enabled=False))
-    trainer = Trainer(state, lr_schedule(settings, 10**6, 10**6), settings, group, "fp32")
+    trainer = Trainer(state, lr_schedule(settings.optim, 10**6, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     trainer.mark_phase = clock.phase
 

@@ -126,8 +126,8 @@ def build_step(  # noqa: PLR0913  # a keyword for each technique
     from train.settings import TrainSettings
 
     torch.manual_seed(0)
-    settings = TrainSettings(batch_size=batch, model=name)
-    model = build_model(settings, SHAPE, 10)
+    settings = TrainSettings().with_values(batch_size=batch, model=name)
+    model = build_model(settings.network, SHAPE, 10)
     if group:
         model = convert_sync_batchnorm(model, group)
     model = set_memory_format(model, channels_last=channels_last)
@@ -137,7 +137,7 @@ def build_step(  # noqa: PLR0913  # a keyword for each technique
         model = use_winograd(model)
     optimizer = build_optimizer(settings, model)
     if group:
-        model = wrap_ddp(model, settings, group)
+        model = wrap_ddp(model, settings.compute, group)
     forward = compiler(model) if compiler else model
     images = torch.randn(batch, *SHAPE).contiguous(memory_format=memory_format(channels_last=channels_last))
     labels = torch.randint(0, 10, (batch,))

@@ -60,7 +60,7 @@ class TrainedModel(nn.Module):
         """
         check_list(images)
         trained = self._predictor.trained
-        view = select_transform(trained.settings, trained.shape[0]).eval_view(trained.shape)
+        view = select_transform(trained.settings.data, trained.shape[0]).eval_view(trained.shape)
         pixels = [decoded(number, image, trained.shape, view) for number, image in enumerate(images)]
         if not pixels:
             raise ValueError("there are no images")

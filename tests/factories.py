@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from entrypoint.core.settings_base import annotations_of
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.machine.container import ContainerInfo
@@ -115,7 +116,12 @@ class HostilePickle:
 
 def train_settings(fields: Mapping[str, Any] | None = None, **more: Any) -> TrainSettings:
     """Return the trainer's settings with these fields, validated."""
-    return msgspec.convert({**(fields or {}), **more}, TrainSettings, dec_hook=lambda kind, raw: kind(raw))
+    types = annotations_of(TrainSettings)
+    values = {
+        name: msgspec.convert(value, types[name], dec_hook=lambda kind, raw: kind(raw))
+        for name, value in {**(fields or {}), **more}.items()
+    }
+    return TrainSettings().with_values(**values)
 
 
 def write_fashion_mnist(data_dir: Path, train: int, test: int) -> None:

@@ -1,11 +1,10 @@
 """The settings of `entrypoint predict`: the PREDICT_* variables."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from entrypoint.core.setting_types import Positive, about
-from entrypoint.core.settings_base import ParsedSettings, Settings, read_settings
+from entrypoint.core.settings_base import Settings
 
 
 class PredictSettings(Settings, frozen=True, kw_only=True):
@@ -30,8 +29,3 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
         str, about("Your own model's package.module:function, which a file alone may not choose.", basic=True)
     ] = ""
     model_path: Annotated[Path | None, about("Folder of your own model's module.", basic=True)] = None
-
-
-def read_predict_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[PredictSettings]:
-    """Validate PREDICT_* and the flags of `predict`; raises `UserError`."""
-    return read_settings(PredictSettings, environ, flags)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from benchmarks.book.measure import cifar10_settings
 from benchmarks.conditions import ROOT
-from benchmarks.cuda import BATCH, WARM
-from benchmarks.cuda import speedrun as compare_speedruns
+from benchmarks.cuda import BATCH, WARM, speedrun as compare_speedruns
 from benchmarks.gpu_proof.proof import RESNET, VIT, Proof, SampledRecording, alternate, state, trained
 from benchmarks.runner import NotMeasuredError
 

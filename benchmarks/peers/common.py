@@ -18,7 +18,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from train.models.registry import build_model
-from train.settings import TrainSettings
+from train.setting_groups.network import NetworkSettings
 
 T = TypeVar("T")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -38,7 +38,7 @@ class Task:
     def network(self) -> nn.Module:
         """Return the model with seeded weights."""
         torch.manual_seed(0)
-        return build_model(TrainSettings(model=self.model), (3, 32, 32), 10)
+        return build_model(NetworkSettings(model=self.model), (3, 32, 32), 10)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer that the trainer uses by default."""

@@ -49,7 +49,7 @@ def ours(task: Task) -> Iterator[int]:
     from train.transforms.imagenet import eval_crop
     from train.transforms.normalize import Normalize
 
-    settings = TrainSettings(batch_size=BATCH, transforms="imagenet", eval_batch_size=BATCH)
+    settings = TrainSettings().with_values(batch_size=BATCH, transforms="imagenet", eval_batch_size=BATCH)
     group = ProcessGroup(0, 1, 0, torch.device("cpu"))
     shape = (3, task.side, task.side)
     images, _ = list_splits(task.data)

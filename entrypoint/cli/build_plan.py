@@ -39,7 +39,7 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
     from train.settings import read_train_settings
 
     values = read_train_settings(inputs.environ, command.flags).values
-    if values.evaluate:  # the run's own settings say how its data are read, and nothing was tuned for them
+    if values.run.evaluate:  # the run's own settings say how its data are read, and nothing was tuned for them
         return values.speed_relevant()
     return {**values.speed_relevant(), "shape": inspect_dataset(values, launches=command.launches).shape}
 
@@ -66,7 +66,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     if working_folder() is None:
         raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
     asked = read_train_settings(inputs.environ, command.flags)
-    asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
+    asked, trained, adopted = with_trained_settings(asked) if asked.values.run.evaluate else (asked, None, {})
     asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.flags)
     writes_none = command.command == "tune" or trained is not None  # the trials of `tune` have their own folder
     if not writes_none and asked.url("output_dir"):
@@ -76,18 +76,18 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     facts = inspect_dataset(asked.values, launches=launches)
     if trained:
         trained.order_of(facts.classes, "TRAIN_DATA_DIR")
-        is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
+        is_asked = asked.values.data.image_size != "auto"  # the size of evaluation may be another one
         shape = (trained.shape[0], *facts.shape[1:]) if is_asked else trained.shape
-        facts = replace_fields(facts, shape=shape) if asked.values.reads_files else facts
-    inputs = replace(inputs, previous=previous_run(asked.values))
-    at_hand = weights_at_hand(inputs.environ) if asked.values.reads_files else ()
+        facts = replace_fields(facts, shape=shape) if asked.values.data.reads_files else facts
+    inputs = replace(inputs, previous=previous_run(asked.values.run))
+    at_hand = weights_at_hand(inputs.environ) if asked.values.data.reads_files else ()
     training, plan = with_recipe(asked, make_plan(inputs), facts, at_hand)
-    if training.values.image_size != asked.values.image_size:
+    if training.values.data.image_size != asked.values.data.image_size:
         facts = inspect_dataset(training.values, launches=launches)
     plan = replace(plan.with_variables(adopted | resumed), decisions=plan.decisions + decisions)
     problem = () if writes_none else check_output_dir(asked, inputs)
     plan = replace(plan, warnings=(*problem, *plan.warnings))
-    free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
+    free_name = new_run_dir(training.values.run.output_dir, training.values).name if plan.nodes.max_restarts else ""
     no_compile = compile_problem(training.values, plan.device, inputs)
     trainer_facts = TrainerFacts(
         free_name=free_name,
@@ -107,14 +107,14 @@ def model_report(
     from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, needs_report
     from train.setting_groups.optimization import DEFAULT_LR, SGD
 
-    shape = model_input_shape(given.values, facts.shape)
+    shape = model_input_shape(given.values.data, facts.shape)
     if not needs_report(given, shape):
-        return ModelReport(default_lr=DEFAULT_LR.get(given.values.optimizer.lower(), DEFAULT_LR[SGD]))
+        return ModelReport(default_lr=DEFAULT_LR.get(given.values.optim.optimizer.lower(), DEFAULT_LR[SGD]))
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     question = ModelQuestion(
         shape=shape,
         classes=facts.classes,
-        other_shapes=image_sizes(given.values, facts.shape).other_shapes,
+        other_shapes=image_sizes(given.values.data, facts.shape).other_shapes,
         memory_bytes=rank_memory_bytes(plan, inputs.machine),
     )
     versions, cache = inputs.machine.packages.versions, user_cache_dir(inputs.environ)
@@ -138,16 +138,16 @@ def plan_storage(
     from train.checkpoint.store import RunStore
 
     settings, source, url = given.values, given.sources["output_dir"], given.url("output_dir")
-    looked_at = settings.output_dir.with_name(f"{settings.output_dir.name}-plan")
-    if settings.resume not in ("auto", "off") and not settings.run_name:
+    looked_at = settings.run.output_dir.with_name(f"{settings.run.output_dir.name}-plan")
+    if settings.run.resume not in ("auto", "off") and not settings.run.run_name:
         raise UserError(f"{printable(given.sources['resume'])}: set TRAIN_RUN_NAME too, the run's name in {url}.")
     if is_first_rank_here(inputs):
         store = RunStore(url, looked_at, source)
-        if run := store.run_to_open(settings.run_name, settings.resume):
+        if run := store.run_to_open(settings.run.run_name, settings.run.resume):
             store.read(run, tensors=False)
-    reason = f"copied to {printable(settings.output_dir)}, each checkpoint uploaded while the run trains"
+    reason = f"copied to {printable(settings.run.output_dir)}, each checkpoint uploaded while the run trains"
     decision = Decision("output", printable(url), reason, Source.USER, source)
-    return replace(given, values=replace(settings, output_dir=looked_at)), decision
+    return replace(given, values=settings.with_values(output_dir=looked_at)), decision
 
 
 def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -
     """
     if not is_first_rank_here(inputs):
         return ()
-    folder = given.values.output_dir
+    folder = given.values.run.output_dir
     why = why_not_writable(folder)
     source = given.sources.get("output_dir", f"TRAIN_OUTPUT_DIR={folder}")
     if not why:
@@ -175,10 +175,10 @@ def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -
 
 def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) -> str:
     """Return why the backend of torch.compile cannot be used, empty if it can or if nothing is compiled."""
-    if settings.compile == "off":
+    if settings.compute.compile == "off":
         return ""
     versions = inputs.machine.packages.versions
-    return find_compile_problem(settings.compile_backend, device, versions, inputs.python)
+    return find_compile_problem(settings.compute.compile_backend, device, versions, inputs.python)
 
 
 def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Path]]:
@@ -187,4 +187,4 @@ def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Pat
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.flags).values
-    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]
+    return [("TRAIN_OUTPUT_DIR", training.run.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.data.cache_dir))]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, did_you_mean, printable, value_to_show
 from entrypoint.core.setting_types import (
@@ -41,11 +42,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     PREFIX: ClassVar[str] = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all values as JSON types."""
-        return dict(msgspec.to_builtins(self, enc_hook=str))
+        """Return the values of all settings as JSON types."""
+        return {name: msgspec.to_builtins(self.value(name), enc_hook=str) for name in groups_of(type(self))}
+
+    def value(self, name: str) -> Any:
+        """Return the value of a setting, in whichever group it is."""
+        group = groups_of(type(self))[name]
+        return getattr(getattr(self, group) if group else self, name)
+
+    def with_values(self, **values: Any) -> Self:
+        """Return the settings with other values, by setting."""
+        settings, groups = self, groups_of(type(self))
+        for name, value in values.items():
+            group = groups[name]
+            nested = replace(getattr(settings, group), **{name: value}) if group else value
+            settings = replace(settings, **{group or name: nested})
+        return settings
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+@cache
+def groups_of(model: type[Settings]) -> dict[str, str]:
+    """Return the nested group of each setting, empty for one that `model` has itself, in the order of declaration."""
+    groups: dict[str, str] = {}
+    for name, annotation in get_type_hints(model).items():
+        if name in model.__struct_fields__:
+            nested = getattr(annotation, "__struct_fields__", ())
+            groups |= dict.fromkeys(nested, name) if nested else {name: ""}
+    return groups
 
 
 class ParsedSettings(Struct, Generic[SettingsT], frozen=True):
@@ -121,13 +147,13 @@ def read_settings(
             errors.append(explain_bad_value(model, name, source))
     if errors:
         raise UserError("\n".join(errors))
-    return ParsedSettings(model(**values), written, texts)
+    return ParsedSettings(model().with_values(**values), written, texts)
 
 
 def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Mapping[str, str]) -> dict[str, str]:
     """Return how the user wrote each field; a flag wins over its variable."""
     written: dict[str, str] = {}
-    for name in model.__struct_fields__:
+    for name in groups_of(model):
         variable = variable_name(model.PREFIX, name)
         if variable in flags:
             written[name] = f"{flag_name(name)}={flags[variable]}"
@@ -139,7 +165,7 @@ def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Ma
 def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> None:
     """Raise `UserError` for every variable with the prefix of `model`, in any case, that is not a setting."""
     prefix = model.PREFIX
-    current = [variable_name(prefix, name) for name in model.__struct_fields__]
+    current = [variable_name(prefix, name) for name in groups_of(model)]
     in_kubernetes = "KUBERNETES_SERVICE_HOST" in environ
     unknown = [
         name
@@ -161,7 +187,10 @@ def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -
 def annotations_of(model: type[Settings]) -> dict[str, Any]:
     """Return the resolved annotation of each field."""
     hints = get_type_hints(model, include_extras=True)
-    return {name: hints[name] for name in model.__struct_fields__}
+    return {
+        name: get_type_hints(hints[group], include_extras=True)[name] if group else hints[name]
+        for name, group in groups_of(model).items()
+    }
 
 
 @cache
@@ -177,14 +206,13 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     members = union_members(annotation)
     choices = tuple(value for one in members if get_origin(one) is Literal for value in get_args(one))
     others = [one for one in members if get_origin(one) is not Literal and one is not type(None)]
-    default = model.__struct_defaults__[model.__struct_fields__.index(name)]
     description = next((meta.description for meta in metas_of(annotation) if meta.description), "")
     expected = " or ".join([*choices, *map(expected_text, others)])
     return SettingField(
         name=name,
         flag=flag_name(name),
         variable=variable_name(model.PREFIX, name),
-        default=value_text(default),
+        default=value_text(model().value(name)),
         description=description,
         choices=choices,
         accepts_other=bool(others),
@@ -197,7 +225,7 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
 @cache
 def describe_settings(model: type[Settings]) -> tuple[SettingField, ...]:
     """Return every field in the order of its declaration."""
-    return tuple(describe_field(model, name) for name in model.__struct_fields__)
+    return tuple(describe_field(model, name) for name in groups_of(model))
 
 
 def explain_bad_value(model: type[Settings], name: str, source: str) -> str:

@@ -1,7 +1,7 @@
 """Program of `entrypoint doctor --network`: measures an all-reduce between the nodes, in one rank of each node.
 
-A rank that is alone starts a second process, and the two measure loopback. It also says how data would travel
-between the nodes: the interface of Gloo, and RDMA or TCP for NCCL, with what keeps a process from using the adapters.
+It also says how data would travel between them: the interface of Gloo, and RDMA or TCP for NCCL, with what keeps a
+process from using the adapters. On one node that is all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ctypes.util
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +25,7 @@ from msgspec.structs import asdict
 
 from entrypoint.core.console import STDOUT, redirected, report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.network import hold_port, interface_address, interface_for_route
-from entrypoint.core.process import module_command
+from entrypoint.core.network import interface_address, interface_for_route
 from entrypoint.doctor.report import format_report
 from entrypoint.machine.container import memlock_bytes
 from entrypoint.machine.cpu_topology import read_number
@@ -163,42 +161,37 @@ LOW_SHARE = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure with the other ranks, and return the exit code; a lost rank is one line."""
-    partner = start_partner() if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
+    """Measure with the other nodes, and return the exit code; a lost rank is one line."""
     try:
         # Gloo in torch 2.8 prints a line for each connection.
         with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
             checks = run()
         if checks:
             print(format_report(checks, as_json="--json" in argv), flush=True)
-        return partner.wait(LIMIT_S) if partner else ExitCode.DONE
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+    except RuntimeError as error:
         line = f"--network: the ranks could not exchange data ({printable(first_line(error))}). See the checks of"
         return report_error(UserError(f"{line} `entrypoint doctor` on each node.", ExitCode.RANK_FAILED))
-    finally:
-        if partner:
-            partner.kill()
+    return ExitCode.DONE
 
 
 def run() -> list[Check]:
     """Measure, and return on rank 0 what was found on each node, nothing on the others; raises RuntimeError."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     found = describe_node() if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    if world_size == 1:
+        return summarize([found], None, "")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     reports = gather_reports(found, world_size)
     first_ranks = [number for number, report in enumerate(reports) if report]
-    measured = first_ranks if len(first_ranks) > 1 else list(range(world_size))
-    text = os.environ.get(PLAN_VAR) if len(first_ranks) > 1 else None
+    text = os.environ.get(PLAN_VAR)
     backend = "nccl" if text and Plan.from_json(text).backend == "nccl" else "gloo"  # as the plan of these ranks
-    group = dist.new_group(measured, backend=backend)
-    speed = measure(group, len(measured), backend) if rank in measured else None
+    speed = None
+    if len(first_ranks) > 1:
+        group = dist.new_group(first_ranks, backend=backend)
+        speed = measure(group, len(first_ranks), backend) if rank in first_ranks else None
     dist.barrier()
     dist.destroy_process_group()
-    nodes = [report for report in reports if report]
-    if rank or not speed:
-        return []
-    checks = [Check(**check) for report in nodes for check in report["checks"]]
-    return [*checks, judge(speed, backend, nodes, len(measured))]
+    return [] if rank else summarize(reports, speed, backend)
 
 
 def gather_reports(report: dict[str, Any] | None, world_size: int) -> list[Any]:
@@ -210,27 +203,11 @@ def gather_reports(report: dict[str, Any] | None, world_size: int) -> list[Any]:
     return [json.loads(part.numpy().tobytes()) for part in parts]
 
 
-def start_partner() -> subprocess.Popen[bytes]:
-    """Start a second process for a rank that is alone, and prepare both to meet."""
-    with hold_port() as held:
-        port = held.getsockname()[1]
-    meeting = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    os.environ.update({**meeting, "RANK": "0", "LOCAL_RANK": "0"})
-    environ = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
-    return subprocess.Popen(module_command("entrypoint.doctor.network_speed"), env=environ)
-
-
 def describe_node() -> dict[str, Any]:
     """Return the checks of this node, each with the node's name, and the speed of its link in Mbit/s."""
     node = socket.gethostname()
     environ = dict(os.environ)
-    if environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]:
+    if environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
         environ.pop("GLOO_SOCKET_IFNAME", None)  # all ranks are on this node, so the plan chose loopback
     checks = [asdict(check) for check in network_checks(ROOT, environ)]
     link = read_link(ROOT, chosen_interface(environ)[0])
@@ -263,21 +240,21 @@ def repeat(values: torch.Tensor, group: Any, times: int) -> float:
     return median(seconds[1:])
 
 
-def judge(speed: tuple[float, float], backend: str, reports: Sequence[dict[str, Any]], ranks: int) -> Check:
-    """Return what was measured, compared with the slowest link of the nodes."""
+def summarize(reports: Sequence[Any], speed: tuple[float, float] | None, backend: str) -> list[Check]:
+    """Return the checks of all nodes, and what was measured, compared with the slowest link of the nodes."""
+    nodes = [report for report in reports if report]
+    checks = [Check(**check) for report in nodes for check in report["checks"]]
+    if not speed:
+        return [*checks, Check("all-reduce", "ok", "not measured: on one node nothing leaves it")]
     latency_s, gbits = speed
-    seen = f"{backend}, {1e6 * latency_s:,.0f} µs for a number, {gbits:.2f} Gbit/s for 64 MiB"
-    if len(reports) == 1:
-        return Check("all-reduce", "ok", f"one node, so nothing leaves it; {ranks} ranks on loopback by {seen}")
-    links = [report["mbits"] for report in reports if report["mbits"]]
-    seen = f"{len(reports)} nodes by {seen}"
-    if len(links) < len(reports):
-        return Check("all-reduce", "ok", f"{seen}; the speed of a link is not known")
-    link = min(links) / 1000
-    seen = f"{seen}, {100 * gbits / link:.0f} % of the slowest link ({link:g} Gbit/s)"
-    if gbits < LOW_SHARE * link:
-        return Check("all-reduce", "warning", seen, "look at the interfaces above, and for other traffic")
-    return Check("all-reduce", "ok", seen)
+    seen = f"{len(nodes)} nodes by {backend}, {1e6 * latency_s:,.0f} µs for a number, {gbits:.2f} Gbit/s for 64 MiB"
+    link = min(report["mbits"] or 0 for report in nodes) / 1000  # 0 if one is not known
+    share = gbits / link if link else 1.0
+    known = (
+        f", {100 * share:.0f} % of the slowest link ({link:g} Gbit/s)" if link else "; the speed of a link is not known"
+    )
+    advice = "look at the interfaces above, and for other traffic" if share < LOW_SHARE else ""
+    return [*checks, Check("all-reduce", "warning" if advice else "ok", f"{seen}{known}", advice)]
 
 
 if __name__ == "__main__":

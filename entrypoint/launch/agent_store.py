@@ -48,11 +48,6 @@ class AgentStore:
             self.loop.listen(ranks, self.ranks.welcome_program)
             os.environ[RANKS_STORE_VAR] = str(ranks.getsockname()[1])
 
-    def warn_if_unused(self) -> None:
-        """Say so if several ranks have ended and never met."""
-        if self.ranks and self.plan.nodes.nproc_per_node > 1:
-            self.ranks.warn_if_unused()
-
     def forget_ranks(self) -> None:
         """Drop what ranks that have ended left in their store, before others start."""
         if self.ranks:

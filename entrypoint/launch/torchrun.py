@@ -12,17 +12,15 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from entrypoint.core.console import log, parse_error_record
 from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, count_text, first_line
-from entrypoint.core.network import LOG_INTERVAL_S
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.core.signals import PREEMPTION, TERMINATING, not_ignored
 from entrypoint.launch.agent_store import AgentStore
@@ -72,7 +70,8 @@ def main(argv: list[str]) -> int:
             return print_final_message(
                 f"the ranks could not be brought together: {first_line(error)}", ExitCode.RENDEZVOUS
             )
-    store.warn_if_unused()
+    if store.ranks and plan.nodes.nproc_per_node > 1:
+        store.ranks.warn_if_unused()
     return ExitCode.DONE
 
 
@@ -138,22 +137,6 @@ def capture_agent_log(grace_period_s: float) -> set[int]:
     return pids
 
 
-@contextmanager
-def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
-    """Print a line every LOG_INTERVAL_S seconds while the block runs."""
-    done, start = threading.Event(), time.monotonic()
-
-    def log_progress() -> None:
-        while not done.wait(LOG_INTERVAL_S):
-            log(f"{what} ({time.monotonic() - start:.0f} of {timeout_s} s)")
-
-    threading.Thread(target=log_progress, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
 def install_restart_policy(
     plan: Plan, warned: list[int], store: AgentStore, describe: Callable[[dict[int, Any]], str]
 ) -> None:
@@ -170,11 +153,11 @@ def install_restart_policy(
 
     class Agent(LocalElasticAgent):
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
-            few = plan.nodes.min_nodes if elastic else plan.nodes.nnodes
-            wanted = f"{count_text(few, 'node')} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
             store.forget_ranks()
-            with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous.timeout_s):
-                super()._rendezvous(worker_group)
+            if plan.uses_elastic_rendezvous:
+                few = f"{count_text(plan.nodes.min_nodes, 'node')}{' or more' * elastic}"
+                log(f"waiting for the agents of {few}, up to {plan.rendezvous.timeout_s} s")
+            super()._rendezvous(worker_group)
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
             if self._pcontext:  # torchrun's own timeout is 30 s

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from msgspec import Struct
-from msgspec import field as data_field
+from msgspec import Struct, field as data_field
 
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
@@ -83,7 +82,7 @@ class PlanInputs(Struct, frozen=True):
 
     def is_set_by_user(self, field: str) -> bool:
         """Return whether the user chose this setting, other than `auto`."""
-        return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
+        return field in self.settings.sources and self.settings.values.value(field) != "auto"
 
     @property
     def busy_cpus(self) -> int:

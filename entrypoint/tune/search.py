@@ -129,7 +129,6 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
             basic=True,
         ),
     ] = ""
-    lower: Annotated[bool, about("tune run: a lower metric is better.", basic=True)] = False
 
 
 class Search(Struct):
@@ -193,7 +192,6 @@ def tune(
         seconds=settings.seconds,
         is_trainer=is_trainer,
         metric=compile_metric(settings.metric) if settings.metric and not is_trainer else None,
-        lower=settings.lower,
     )
     path = folder / f"{machine_program_key(inputs, training)}.json"
     program = one_line(" ".join(words))

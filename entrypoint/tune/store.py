@@ -78,7 +78,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
         "gpus": [gpu.name for gpu in machine.gpus],
         "torch": machine.packages.versions.get("torch", ""),
         "libraries": sorted(library.name for library in machine.libraries if library.path),
-        "given": {name: str(getattr(values, name)) for name in inputs.settings.sources if rules[name].speed},
+        "given": {name: str(values.value(name)) for name in inputs.settings.sources if rules[name].speed},
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
         "program": inputs.program.argv[1:],
         "training": dict(training),

@@ -64,7 +64,6 @@ class TrialSpec(Struct, frozen=True):
     seconds: float
     is_trainer: bool = False
     metric: re.Pattern[str] | None = None
-    lower: bool = False
 
     def read_rates(self, folder: Path, took_s: float | None) -> list[float]:
         """Return a trial's rates so far, from its folder, and its run time if it has exited."""
@@ -72,7 +71,7 @@ class TrialSpec(Struct, frozen=True):
             lines = map(json.loads, read_lines(folder / "trial/metrics.jsonl"))
             return [line["images_per_second"] for line in lines if line["kind"] == "step"]
         if self.metric:
-            return printed_rates(self.metric, (folder / "out").read_text(errors="replace"), lower=self.lower)
+            return printed_rates(self.metric, (folder / "out").read_text(errors="replace"))
         return [] if took_s is None else [1 / took_s]
 
 
@@ -156,12 +155,11 @@ def compile_metric(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def printed_rates(metric: re.Pattern[str], text: str, *, lower: bool) -> list[float]:
+def printed_rates(metric: re.Pattern[str], text: str) -> list[float]:
     """Return the rates in a program's output; raises `UserError` if the pattern finds what is no number."""
     try:
-        numbers = [float(word.replace(",", "")) for word in metric.findall(text)]
+        return [float(word.replace(",", "")) for word in metric.findall(text)]
     except ValueError as error:
         raise UserError(
             f"TUNE_METRIC={printable(metric.pattern)}: finds no number ({printable(error)}). Put the group around one."
         ) from None
-    return [1 / number for number in numbers if number] if lower else numbers

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.runner import NotMeasuredError
-from benchmarks.stream import __main__ as stream
-from benchmarks.stream import data, measure
+from benchmarks.stream import __main__ as stream, data, measure
 from tests.conftest import PYTHON, paint
 
 pytestmark = pytest.mark.launch

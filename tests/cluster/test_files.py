@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.batch_scripts import FILES, LONG, SHORT, output, wait_for
-from tests.cluster.batch_scripts import installed as installed
+from tests.cluster.batch_scripts import FILES, LONG, SHORT, installed as installed, output, wait_for
 from tests.cluster.conftest import ENTRYPOINT, Cluster, GridEngine, Slurm, in_all
 from tests.conftest import script
 

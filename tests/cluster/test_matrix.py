@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.batch_scripts import FILES, output
-from tests.cluster.batch_scripts import installed as installed
+from tests.cluster.batch_scripts import FILES, installed as installed, output
 from tests.cluster.conftest import ENTRYPOINT, Cluster, GridEngine, Slurm, Started, in_all, running_nodes
 from tests.conftest import LAUNCH_LIMIT_S, script
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.batch_scripts import FILES, LONG, SHORT
-from tests.cluster.batch_scripts import installed as installed
+from tests.cluster.batch_scripts import FILES, LONG, SHORT, installed as installed
 from tests.cluster.conftest import Cluster, main_ones
 from tests.conftest import script
 

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from tests.cluster.batch_scripts import FILES, LONG, SHORT, output, wait_for
-from tests.cluster.batch_scripts import installed as installed
+from tests.cluster.batch_scripts import FILES, LONG, SHORT, installed as installed, output, wait_for
 from tests.cluster.conftest import ENTRYPOINT, Slurm, in_all
 from tests.conftest import script
 

@@ -89,8 +89,7 @@ def test_audit_without_its_service_is_no_success(tmp_path: Path) -> None:
 
 def test_every_allowed_hole_has_a_reason() -> None:
     sys.path.insert(0, str(ROOT))
-    from tools.audit import ALLOWED as FILE
-    from tools.audit import allowed_holes
+    from tools.audit import ALLOWED as FILE, allowed_holes
 
     allowed = allowed_holes(FILE)
     assert all(len(reason) > 20 for reason in allowed.values())

@@ -7,8 +7,7 @@ import random
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from train.seeding import derive_seed, epoch_permutation, make_generator, seed_everything, shard_slice
 

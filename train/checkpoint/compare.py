@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.setting_types import value_text
-from entrypoint.core.settings_base import rules_of
+from entrypoint.core.settings_base import annotations_of, rules_of
 from train.checkpoint.metadata import DataFingerprint, Metadata
 from train.settings import TrainSettings
 
@@ -39,7 +40,11 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
 
 def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:
     """Return the settings of a saved run; raises `msgspec.ValidationError`, ValueError or TypeError."""
-    return msgspec.convert(settings, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
+    types = annotations_of(TrainSettings)
+    if unknown := settings.keys() - types.keys():
+        raise ValueError(f"there is no setting {min(unknown)}")
+    convert = partial(msgspec.convert, strict=False, dec_hook=lambda kind, value: kind(value))
+    return TrainSettings().with_values(**{name: convert(value, types[name]) for name, value in settings.items()})
 
 
 def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:

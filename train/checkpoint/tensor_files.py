@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_safetensors
-from safetensors.torch import save_file
+from safetensors.torch import load as parse_safetensors, save_file
 from torch import Tensor
 
 from train.checkpoint import folder as folders

@@ -22,6 +22,7 @@ from train.data.sources.image_folder import list_splits, whole_folder
 from train.data.sources.image_list import ImageList, UnreadableImage, take_rows, unreadable_image_error
 from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
+from train.setting_groups.data import DataSettings
 from train.settings import BOOK_PIXELS, TrainSettings
 
 KEEP_SIZE_MAX_PX = 96
@@ -84,16 +85,16 @@ def inspect_dataset(settings: TrainSettings, *, launches: bool = True) -> Datase
 
     Without a launch that follows, little is copied out of object storage.
     """
-    if (url := as_url(settings.data_dir)) and settings.dataset not in ("csv", "shards"):
+    if (url := as_url(settings.data.data_dir)) and settings.data.dataset not in ("csv", "shards"):
         raise UserError(
             f"TRAIN_DATA_DIR={printable(url)}: only csv and shards are read from object storage, and TRAIN_DATASET is"
-            f" {printable(settings.dataset)}. Set TRAIN_DATASET=shards or csv; hf:URL reads parquet files."
+            f" {printable(settings.data.dataset)}. Set TRAIN_DATASET=shards or csv; hf:URL reads parquet files."
         )
-    if settings.dataset in KNOWN:
-        return KNOWN[settings.dataset]
-    if settings.dataset == "synthetic":
-        return inspect_synthetic(settings)
-    if settings.reads_items:
+    if settings.data.dataset in KNOWN:
+        return KNOWN[settings.data.dataset]
+    if settings.data.dataset == "synthetic":
+        return inspect_synthetic(settings.data)
+    if settings.data.reads_items:
         return ask_probe(settings)
     return describe_lists(settings, *list_files(settings, launches=launches))
 
@@ -104,7 +105,9 @@ def ask_probe(settings: TrainSettings) -> DatasetInfo:
     try:
         report = ask_child("train.data.dataset_probe", msgspec.json.encode(settings.to_json()), DatasetInfo)
     except ValueError as error:
-        raise UserError(f"TRAIN_DATASET={printable(settings.dataset)}: cannot be read ({error}). Correct it.") from None
+        raise UserError(
+            f"TRAIN_DATASET={printable(settings.data.dataset)}: cannot be read ({error}). Correct it."
+        ) from None
     if report.problem:
         raise UserError(report.problem)
     return report
@@ -114,9 +117,9 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
     """Return the facts of listed files; raises `UserError` for an image that cannot be read."""
     from train.data.decoding.decoder import jpeg_kernel
 
-    headers = read_headers(train, settings.on_unreadable_image)
-    shape = target_shape(headers, settings)
-    trained = 0 if settings.evaluate else len(train)  # both are the same list then
+    headers = read_headers(train, settings.data.on_unreadable_image)
+    shape = target_shape(headers, settings.data)
+    trained = 0 if settings.run.evaluate else len(train)  # both are the same list then
     counts = Counter(() if train.targets else train.labels)
     return DatasetInfo(
         trained + len(test),
@@ -130,8 +133,8 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         is_cut=test.is_cut,
         class_counts=tuple(counts[label] for label in range(len(train.classes))) if counts else (),
         constant=train.targets.constant_names() if train.targets else (),
-        task=settings.task,
-        shared=(0, 0) if settings.evaluate or test.is_cut else count_shared(train, test),
+        task=settings.data.task,
+        shared=(0, 0) if settings.run.evaluate or test.is_cut else count_shared(train, test),
     )
 
 
@@ -147,35 +150,37 @@ def list_files(settings: TrainSettings, *, launches: bool = True) -> tuple[Image
 
     Raises `UserError` for a folder or a file that cannot be used.
     """
-    if not (url := as_url(settings.data_dir)):
-        return list_folder(settings, settings.data_dir)
+    if not (url := as_url(settings.data.data_dir)):
+        return list_folder(settings, settings.data.data_dir)
     from train.data.sources.stored_files import list_stored
 
-    return list_stored(settings, url, partial(list_folder, settings), launches=launches)
+    return list_stored(settings.data, url, partial(list_folder, settings), launches=launches)
 
 
 def list_folder(settings: TrainSettings, data_dir: Path | None) -> tuple[ImageList, ImageList]:
     """Return train and test of a folder of the kind TRAIN_DATASET; raises `UserError`."""
-    only_test = settings.tests_only
+    only_test = settings.run.tests_only
     if data_dir is None:
-        raise UserError(f"TRAIN_DATASET={settings.dataset}: needs TRAIN_DATA_DIR, {WANTED_FOLDER[settings.dataset]}")
+        raise UserError(
+            f"TRAIN_DATASET={settings.data.dataset}: needs TRAIN_DATA_DIR, {WANTED_FOLDER[settings.data.dataset]}"
+        )
     if not is_folder(data_dir):
         what = "is a file, not a folder" if exists(data_dir) else "no such folder"
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name {WANTED_FOLDER[settings.dataset]}")
-    if settings.dataset == "shards":
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name {WANTED_FOLDER[settings.data.dataset]}")
+    if settings.data.dataset == "shards":
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
-        return list_shard_splits(data_dir, settings.cache_dir, settings.task, only_test=only_test)
+        return list_shard_splits(data_dir, settings.data.cache_dir, settings.data.task, only_test=only_test)
     list_both: Callable[..., tuple[ImageList, ImageList]] = partial(
-        list_splits, data_dir, settings.on_unreadable_image, cache_dir=settings.cache_dir
+        list_splits, data_dir, settings.data.on_unreadable_image, cache_dir=settings.data.cache_dir
     )
-    if settings.dataset == "csv":
-        list_both = partial(list_label_splits, settings, data_dir)
+    if settings.data.dataset == "csv":
+        list_both = partial(list_label_splits, settings.data, data_dir)
     if only_test and (cuts_val := choice_of_trained_run(settings, data_dir)) is not None:
         test = list_both(cuts_val=cuts_val)[1]
         test = take_rows(test, range(len(test) if test.val_start is None else test.val_start))
         return test, test
-    return list_both(only_test=only_test, cuts_val=not settings.val_split)
+    return list_both(only_test=only_test, cuts_val=not settings.data.val_split)
 
 
 def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
@@ -184,20 +189,20 @@ def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
     None if it was trained on another folder, or on one that has a test/: then all of the folder is new to it.
     """
     try:
-        origin = read_origin(find_weights_file(settings.evaluate, "TRAIN_EVALUATE"))
+        origin = read_origin(find_weights_file(settings.run.evaluate, "TRAIN_EVALUATE"))
     except UserError:  # the loading of the weights reports it
         return None
     trained_on = origin.settings.get("data_dir")
     is_whole = whole_folder(folder) is not None
-    if settings.dataset == "csv":
+    if settings.data.dataset == "csv":
         is_whole = not any(is_file(folder / name) for name in ("test.csv", "val.csv"))
     if not isinstance(trained_on, str) or not is_whole:
         return None
-    is_same = settings.data_dir and resolve(Path(trained_on)) == resolve(settings.data_dir)
+    is_same = settings.data.data_dir and resolve(Path(trained_on)) == resolve(settings.data.data_dir)
     return not origin.settings.get("val_split") if is_same else None
 
 
-def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:
+def inspect_synthetic(settings: DataSettings) -> DatasetInfo:
     """Return the facts of a synthetic set, with a fifth of the training images for the test, and at least one a class.
 
     Each value is 2 bytes while it is made, and then 1. A value of a class's center is 8 bytes, and so is a label.
@@ -307,7 +312,7 @@ def sampled_rows(listing: ImageList) -> Iterator[int]:
     return (row for row in chain.from_iterable(zip_longest(*spaced)) if row is not None)
 
 
-def target_shape(headers: Headers, settings: TrainSettings) -> tuple[int, int, int]:
+def target_shape(headers: Headers, settings: DataSettings) -> tuple[int, int, int]:
     """Return what the folder's images become: gray if all are, and their own size if at least half are small."""
     channels = 1 if headers.is_gray else 3
     if settings.image_size != "auto":

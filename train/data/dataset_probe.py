@@ -15,7 +15,7 @@ def report(question: bytes) -> DatasetInfo:
     """Return the facts of the data set that settings name, or why it cannot be used."""
     settings = saved_settings(msgspec.json.decode(question))
     try:
-        return describe_lists(settings, *list_own_splits(settings, only_test=settings.tests_only))
+        return describe_lists(settings, *list_own_splits(settings, only_test=settings.run.tests_only))
     except UserError as error:
         return DatasetInfo(0, (0, 0, 0), problem=one_line(error))
 

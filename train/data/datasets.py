@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, replace as replace_fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,12 +64,14 @@ class DataSet:
 
         `left_out` are rows of test files that are not among the images.
         """
-        if settings.val_split:
+        if settings.data.val_split:
             labels = self.labels_of(self.train)
-            rows = cut_from_training(labels * 0 if self.targets else labels, settings.val_split, settings.seed)
+            rows = cut_from_training(
+                labels * 0 if self.targets else labels, settings.data.val_split, settings.optim.seed
+            )
             if rows.val is None or not len(rows.val):
                 raise UserError(
-                    f"TRAIN_VAL_SPLIT={settings.val_split}: leaves no image to choose by, as each class has one."
+                    f"TRAIN_VAL_SPLIT={settings.data.val_split}: leaves no image to choose by, as each class has one."
                     " Unset it."
                 )
             return replace_fields(self, rows=rows)
@@ -101,17 +102,19 @@ class DataSet:
 
     def fingerprint(self, settings: TrainSettings) -> DataFingerprint:
         """Return what distinguishes this data set, and the teacher's answers, from others."""
-        teacher = digest_of_file(find_weights_file(settings.teacher, "TRAIN_TEACHER")) if settings.teacher else ""
+        teacher = (
+            digest_of_file(find_weights_file(settings.optim.teacher, "TRAIN_TEACHER")) if settings.optim.teacher else ""
+        )
         return replace(self.whole_fingerprint(settings), train_examples=self.trained_images, teacher=teacher)
 
     def whole_fingerprint(self, settings: TrainSettings) -> DataFingerprint:
         """Return the fingerprint of all images, also of those that choose the best checkpoint."""
         if self.listings:
-            files = fingerprint_of_files(self.listings, settings.seed)
+            files = fingerprint_of_files(self.listings, settings.optim.seed)
             return replace(files, content=self.content, train_examples=len(self.train), test_examples=len(self.test))
         assert isinstance(self.train, ImageTensors)
         assert isinstance(self.test, ImageTensors)
-        if settings.dataset == "synthetic":  # a function of the settings
+        if settings.data.dataset == "synthetic":  # a function of the settings
             return DataFingerprint(classes=self.classes, train_examples=len(self.train), test_examples=len(self.test))
         splits = [(one.images.numpy(), one.labels.numpy()) for one in (self.train, self.test)]
         return fingerprint_of_arrays(self.classes, *splits)
@@ -122,31 +125,31 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
 
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
-    if settings.reads_files:
-        if settings.reads_items:
+    if settings.data.reads_files:
+        if settings.data.reads_items:
             from train.data.sources.own_dataset import list_own_splits
 
-            listings = list_own_splits(settings, only_test=settings.tests_only)
+            listings = list_own_splits(settings, only_test=settings.run.tests_only)
         else:
             listings = list_files(settings)
         if source == "stream":
             probed: tuple[str, ...] = ()
-            if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
+            if settings.data.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
                 probed = tuple(str(one) for listing in listings for one in probe_classes(listing, shape))
             found = DataSet(*listings, listings[0].classes, shape, (*unreadable_entries(listings), *probed), listings)
             return found.with_choice(settings)
         return load_image_folder(settings, listings, shape, workers)
-    return LOADERS[settings.dataset](settings).with_choice(settings)
+    return LOADERS[settings.data.dataset](settings).with_choice(settings)
 
 
 def load_image_folder(
     settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, workers: WorkerSpec
 ) -> DataSet:
     """Return an image folder from the cache; it is decoded first if the cache does not have it."""
-    policy = settings.on_unreadable_image
+    policy = settings.data.on_unreadable_image
     build = partial(decode_splits, listings, shape, policy, workers)
     source = ImageSource(listings, shape, policy)
-    entry = load_or_build(source, cache_folder(settings.cache_dir), build)
+    entry = load_or_build(source, cache_folder(settings.data.cache_dir), build)
     splits = dict(zip(("train", "test"), listings, strict=True))
     bad: dict[str, dict[int, UnreadableImage]] = {split: {} for split in splits}
     for split, row, reason in entry.skipped:
@@ -193,14 +196,14 @@ def load_digits(_: TrainSettings) -> DataSet:
 
 def load_synthetic(settings: TrainSettings) -> DataSet:
     """Return noise around one random image per class: learnable, in any shape, equal for equal seeds."""
-    facts, classes = inspect_synthetic(settings), settings.synthetic_classes
+    facts, classes = inspect_synthetic(settings.data), settings.data.synthetic_classes
     channels, height, width = facts.shape
     centres = torch.randint(
-        64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres")
+        64, 192, (classes, height, width, channels), generator=make_generator(settings.optim.seed, "centres")
     )
 
     def draw(count: int, split: str) -> ImageTensors:
-        random = make_generator(settings.seed, split)
+        random = make_generator(settings.optim.seed, split)
         labels = torch.randint(classes, (count,), generator=random)
         images = torch.randint(-48, 49, (count, height, width, channels), generator=random, dtype=torch.int16)
         for start in range(0, count, 4096):
@@ -217,9 +220,9 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"TRAIN_DATASET={settings.dataset}: needs torchvision, which cannot be loaded ({error})"
+            f"TRAIN_DATASET={settings.data.dataset}: needs torchvision, which cannot be loaded ({error})"
         ) from None
-    folder = settings.data_dir or Path("data")
+    folder = settings.data.data_dir or Path("data")
     read = partial(read_splits, getattr(datasets, name), folder)
     splits = read(download=False) or fetch_splits(read, folder, settings)
     train, test = (
@@ -248,9 +251,9 @@ def fetch_splits(read: Callable[..., list[Any] | None], folder: Path, settings: 
 
     Ranks and jobs that start at once download once.
     """
-    where = f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()}"
+    where = f"TRAIN_DATASET={settings.data.dataset}: not in {folder.resolve()}"
     advice = "put the files there, or name their folder with TRAIN_DATA_DIR"
-    if not settings.download:
+    if not settings.data.download:
         raise UserError(f"{where}, or damaged, and TRAIN_DOWNLOAD=0 forbids a download; {advice}")
     try:
         folder.mkdir(parents=True, exist_ok=True)

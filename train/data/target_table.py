@@ -18,9 +18,9 @@ def raw_table(targets: Targets) -> Tensor:
 
 def output_scale(data: DataSet, settings: TrainSettings) -> OutputScale:
     """Return how a model's outputs are read: those of a regression by the training images' mean and deviation."""
-    if settings.task == "multilabel" and settings.threshold != "auto":
-        return OutputScale(threshold=settings.threshold)
-    if data.targets is None or settings.task != "regress":
+    if settings.data.task == "multilabel" and settings.run.threshold != "auto":
+        return OutputScale(threshold=settings.run.threshold)
+    if data.targets is None or settings.data.task != "regress":
         return OutputScale()
     values = raw_table(data.targets)[data.trained_labels]
     deviation = values.std(0, correction=0)

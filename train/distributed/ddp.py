@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
-from train.settings import TrainSettings
+from train.setting_groups.compute import ComputeSettings
 
 
-def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
+def wrap_ddp(model: nn.Module, settings: ComputeSettings, group: ProcessGroup) -> nn.Module:
     """Return the model wrapped by DDP; with one rank, or sharded, it is returned unchanged."""
     if group.world_size == 1 or is_sharded(model):
         return model

@@ -17,8 +17,8 @@ def use_best_weights(run: TrainingRun) -> int | None:
     All ranks must call this. The last weights stay if they are the best, if test images chose, where IPEX has packed
     them, and where the model was pruned.
     """
-    has_other_form = run.model_builder.plan.the_trainer().use_ipex or run.settings.prune_ratio
-    if not run.source.has_val or not run.settings.checkpoint_every or has_other_form:
+    has_other_form = run.model_builder.plan.the_trainer().use_ipex or run.settings.network.prune_ratio
+    if not run.source.has_val or not run.settings.run.checkpoint_every or has_other_form:
         return None
     run.checkpoint_writer.wait()  # with FSDP each rank writes its part
     name = run.group.run_on_main(lambda: best_name(run), str)
@@ -28,7 +28,7 @@ def use_best_weights(run: TrainingRun) -> int | None:
     best = run.group.run_on_main(lambda: read_best(run, path), ResumePoint | None)
     if best is None:
         return None
-    if run.settings.parallelism == "fsdp":
+    if run.settings.compute.parallelism == "fsdp":
         from train.engine import sharded_checkpoint  # the import is slow
 
         sharded_checkpoint.load(path, state, run.group)

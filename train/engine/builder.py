@@ -28,7 +28,7 @@ from train.models.cnn import SpeedNet
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
-from train.models.registry import build_model, recompute_activations, restore_state_metadata
+from train.models.registry import build_model, restore_state_metadata
 from train.models.weights import FittedWeights, load_weights
 from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
@@ -58,11 +58,11 @@ class ModelBuilder:
     @property
     def sizes(self) -> ImageSizes:
         """The shapes of images in training and evaluation."""
-        return image_sizes(self.settings, self.plan.the_trainer().image_shape)
+        return image_sizes(self.settings.data, self.plan.the_trainer().image_shape)
 
     def create_model(self) -> nn.Module:
         """Return a new unpruned model on the CPU, with random weights."""
-        model = build_model(self.settings, self.shape, len(self.classes))
+        model = build_model(self.settings.network, self.shape, len(self.classes))
         if isinstance(model, SpeedNet) and self.sample:
             model.init_whitening(self.sample())
         return model
@@ -84,14 +84,12 @@ class ModelBuilder:
         if weights:
             weights.load_into(model)
         head = head_names(model, len(self.classes))
-        if group.world_size > 1 and settings.sync_batchnorm:
-            model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
-        freeze(model, settings.freeze, head)
-        if settings.activation_checkpointing:
-            recompute_activations(model, settings.model)
+        if group.world_size > 1 and settings.compute.sync_batchnorm:
+            model = convert_sync_batchnorm(model, group, compiled=settings.compute.compile != "off")
+        freeze(model, settings.network.freeze, head)
         if self.plan.the_trainer().precision == "fp8":
             model = use_fp8(model, head)
-        if group.world_size > 1 and settings.parallelism == "fsdp":
+        if group.world_size > 1 and settings.compute.parallelism == "fsdp":
             return self.shard(model, head)
         return self.accelerate(model, head, start)
 
@@ -103,11 +101,11 @@ class ModelBuilder:
         """
         from train.distributed.fsdp import apply_fsdp
 
-        average = make_ema(model, self.settings)
+        average = make_ema(model, self.settings.network)
         apply_fsdp(model, self.group)
         if average:
             apply_fsdp(average.module, self.group)
-        fused = self.plan.the_trainer().precision != "fp16" and self.settings.optimizer.lower() != SGD
+        fused = self.plan.the_trainer().precision != "fp16" and self.settings.optim.optimizer.lower() != SGD
         return model, build_optimizer(self.settings, model, head, fused=fused), average
 
     def accelerate(self, model: nn.Module, head: tuple[str, ...], start: ResumePoint | None) -> BuiltModel:
@@ -116,10 +114,10 @@ class ModelBuilder:
         IPEX packs the weights and the optimizer's state, so a checkpoint `start` is loaded before it.
         """
         settings, trainer, on_cpu = self.settings, self.plan.the_trainer(), self.group.device.type == "cpu"
-        model = set_memory_format(model.to(self.group.device), channels_last=settings.channels_last)
+        model = set_memory_format(model.to(self.group.device), channels_last=settings.compute.channels_last)
         # Compilers and IPEX choose their own convolutions.
-        eager = settings.compile in ("off", "auto") and not trainer.use_ipex
-        if eager and on_cpu and settings.channels_last:
+        eager = settings.compute.compile in ("off", "auto") and not trainer.use_ipex
+        if eager and on_cpu and settings.compute.channels_last:
             model = use_matmul_for_small_inputs(model, self.shape)
         if trainer.winograd:
             model = use_winograd(model)
@@ -130,17 +128,18 @@ class ModelBuilder:
         if trainer.use_ipex:
             if start:
                 load_model_and_optimizer(model, optimizer, start)
-            compiling = settings.compile != "off"
+            compiling = settings.compute.compile != "off"
             model, optimizer = optimize_with_ipex(model, optimizer, packs=trainer.ipex_packs, compiling=compiling)
-        return model, optimizer, make_ema(model, settings)
+        return model, optimizer, make_ema(model, settings.network)
 
     def load_weights(self) -> FittedWeights | None:
         """Return the weights that a new run starts from, read by rank 0 alone; raises `UserError`."""
-        if not self.settings.weights:
+        if not self.settings.network.weights:
             return None
         with torch.random.fork_rng(devices=[]):
             return self.group.run_on_main(
-                lambda: load_weights(self.settings, self.create_model(), self.shape, self.classes), FittedWeights
+                lambda: load_weights(self.settings.network, self.create_model(), self.shape, self.classes),
+                FittedWeights,
             )
 
     def create_trainer(self, total_steps: int, steps_per_epoch: int, start: ResumePoint | None) -> Trainer:
@@ -148,10 +147,10 @@ class ModelBuilder:
         precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
         slim = None
-        if start and self.settings.prune_ratio and self.settings.parallelism == "ddp":
+        if start and self.settings.network.prune_ratio and self.settings.compute.parallelism == "ddp":
             slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start, None if start else self.load_weights())
-        schedule = lr_schedule(self.settings, total_steps, steps_per_epoch)
+        schedule = lr_schedule(self.settings.optim, total_steps, steps_per_epoch)
         # Small gradients would be zero in fp16.
         scaler = GradScaler(self.group.device.type, enabled=precision == "fp16")
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
@@ -181,7 +180,9 @@ class ModelBuilder:
         BatchNorm needs two values per channel, and models for larger images reduce small ones to one pixel.
         """
         settings, ranks = self.settings, self.group.world_size
-        if settings.batch_size // (ranks * settings.grad_accum_steps) > 1 or (ranks > 1 and settings.sync_batchnorm):
+        if settings.optim.batch_size // (ranks * settings.optim.grad_accum_steps) > 1 or (
+            ranks > 1 and settings.compute.sync_batchnorm
+        ):
             return
         shapes = (self.shape, *self.sizes.smaller_shapes)
         with torch.random.fork_rng(devices=[]):
@@ -190,11 +191,11 @@ class ModelBuilder:
                 str,
             )
         if problem:
-            micro_batches = ranks * settings.grad_accum_steps
+            micro_batches = ranks * settings.optim.grad_accum_steps
             raise UserError(
-                f"TRAIN_BATCH_SIZE={settings.batch_size}: {settings.model} needs 2 images per micro-batch, and"
-                f" {ranks} x {settings.grad_accum_steps} micro-batches leave some with 1 ({problem})."
-                f" Set at least {2 * micro_batches}."
+                f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: {settings.network.model} needs 2 images per"
+                f" micro-batch, and {ranks} x {settings.optim.grad_accum_steps} micro-batches leave some with 1"
+                f" ({problem}). Set at least {2 * micro_batches}."
             )
 
     def prune(self, trainer: Trainer) -> str:
@@ -203,7 +204,7 @@ class ModelBuilder:
         before = count_parameters(trainer.state.model)
         with torch.random.fork_rng(devices=[]):  # initial weights are overwritten, and only rank 0 builds twice
             slim = self.group.run_on_main(
-                lambda: prune_state(self.create_model(), state, self.shape, self.settings), dict[str, Tensor]
+                lambda: prune_state(self.create_model(), state, self.shape, self.settings.network), dict[str, Tensor]
             )
             trainer.set_model(*self.build(slim))
         trainer.state.pruned = True
@@ -235,7 +236,7 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
     Without an EMA model in the checkpoint, it starts from the checkpoint's weights.
     """
     saved, state = start.metadata, trainer.state
-    if trainer.settings.parallelism == "fsdp":
+    if trainer.settings.compute.parallelism == "fsdp":
         from train.engine import sharded_checkpoint  # the import is slow
 
         sharded_checkpoint.load(start.path, state, trainer.group)
@@ -243,7 +244,7 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
         load_model_and_optimizer(state.model, state.optimizer, start)
     if state.ema_model and not saved.tensors.get(EMA):
         state.ema_model.module.load_state_dict(state.model.state_dict())
-    elif state.ema_model and trainer.settings.parallelism == "ddp":
+    elif state.ema_model and trainer.settings.compute.parallelism == "ddp":
         load_module(state.ema_model, EMA, start)
     if saved.scaler and state.scaler.is_enabled():
         known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}

@@ -15,7 +15,7 @@ from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.acceleration.amp import autocast
 from train.acceleration.ipex import import_ipex
 from train.engine.train_step import Trainer
-from train.settings import TrainSettings
+from train.setting_groups.compute import ComputeSettings
 
 # Estimates of the compile time per module and of the share of a step that compiling saves. For GPUs this is a guess.
 COMPILE_BASE_S, COMPILE_PER_MODULE_S = 18.0, 0.73
@@ -31,7 +31,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     With `auto`, compile only if the remaining steps can repay the compile time. Then keep the compiled step only if a
     benchmark finds it faster. `images` is a batch of this rank's share. Every rank takes the same decision.
     """
-    mode, backend = trainer.settings.compile, trainer.settings.compile_backend
+    mode, backend = trainer.settings.compute.compile, trainer.settings.compute.compile_backend
     auto = mode == "auto"
     message = f"compiled by {backend}, mode {mode}"
     if auto:
@@ -76,7 +76,7 @@ def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tu
     try:
         compiled_s, eager_s = time_passes(trainer, [forward, trainer.state.model], images)
     except RuntimeError as error:
-        refused = compile_error(trainer.settings, error)
+        refused = compile_error(trainer.settings.compute, error)
         if refused is None:
             raise
         problem = str(refused)
@@ -121,7 +121,7 @@ def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels:
     trainer.state.model.zero_grad(set_to_none=True)
 
 
-def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:
+def compile_error(settings: ComputeSettings, error: RuntimeError) -> UserError | None:
     """Return the error for a step that cannot be compiled, or None for an unrelated error.
 
     Compilers raise errors of torch's private modules, or NotImplementedError for a missing feature.

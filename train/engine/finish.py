@@ -78,7 +78,7 @@ def write_summary(
     summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {
-        **evaluation_values(test, run.data.classes, run.settings.score),
+        **evaluation_values(test, run.data.classes, run.settings.data.score),
         "mistakes": as_json(mistakes, run.data.classes),
     }
     model = rebuilt or run.trainer.state.eval_model
@@ -98,17 +98,17 @@ def write_summary(
     summary["total_seconds"] = round(time.time() - started, 3)
     summary |= cost_of_ranks(run, ranks, summary["total_seconds"])
     write_files(run, run.metrics, summary, evaluation, eval_state)
-    if run.settings.progress != "off":
+    if run.settings.run.progress != "off":
         loading = slowest_loading(ranks)
         text = loading.text(run.model_builder.plan.the_trainer().num_workers) if loading else ""
         with guarded_stdout():
             print("\n".join(summary_lines(summary, run.folder, text)))
-    if run.settings.export != "off":
+    if run.settings.run.export != "off":
         from train.evaluation.exports import Exported, export_model  # late: few runs export
 
         decoded = run.model_builder.plan.the_trainer().image_shape
-        exported = Exported.of(model, run.source.normalize, decoded, run.settings, run.data.classes)
-        export_model(exported, run.settings.export.split(","), run.folder)
+        exported = Exported.of(model, run.source.normalize, decoded, run.settings.data, run.data.classes)
+        export_model(exported, run.settings.run.export.split(","), run.folder)
 
 
 def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) -> dict[str, float]:
@@ -119,8 +119,8 @@ def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) ->
         0 if run.group.device.type == "cpu" else len(ranks),
         [rank.joules for rank in ranks if rank.joules is not None],
         seconds,
-        run.trainer.meter.steps * run.settings.batch_size,
-        run.model_builder.plan.nodes.nnodes * (run.settings.price_per_hour or 0),
+        run.trainer.meter.steps * run.settings.optim.batch_size,
+        run.model_builder.plan.nodes.nnodes * (run.settings.run.price_per_hour or 0),
     )
     cost["cpu_utilization"] = round(sum(rank.cpu_seconds for rank in ranks) / (cores * seconds), 4)
     if busy := [rank.times.gpu["gpu_utilization"] for rank in ranks if "gpu_utilization" in rank.times.gpu]:
@@ -179,7 +179,7 @@ def summarize_scores(
     run: TrainingRun, score: EvalResult, val: EvalResult | None, best_epoch: int | None
 ) -> dict[str, Any]:
     """Return the results of the weights that the run leaves, and the best accuracy."""
-    best, name = run.trainer.state.best, run.settings.score
+    best, name = run.trainer.state.best, run.settings.data.score
     return {
         f"test_{name}": round(score.accuracy, 4),
         "test_loss": score.loss,
@@ -207,35 +207,35 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "skipped_steps": done.skipped_steps,
         "train_seconds": round(done.seconds, 3),
         "step_seconds": round(later / max(1, done.step - 1), 6),
-        "images_per_second": round(done.step * settings.batch_size / done.seconds, 1) if done.seconds else 0.0,
+        "images_per_second": round(done.step * settings.optim.batch_size / done.seconds, 1) if done.seconds else 0.0,
         "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
         "all_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": weights_sha256(state),
         "multiply_adds": multiply_adds,
-        "model": settings.model,
-        "dataset": settings.dataset,
+        "model": settings.network.model,
+        "dataset": settings.data.dataset,
         "classes": list(run.data.classes),
-        "batch_size": settings.batch_size,
+        "batch_size": settings.optim.batch_size,
         "world_size": run.group.world_size,
         "reserved_cpus": run.model_builder.plan.binding.reserved_cpus,
         "feed": run.model_builder.plan.the_trainer().data_source,
         "device": str(run.group.device),
         "precision": trainer.precision,
-        "seed": settings.seed,
+        "seed": settings.optim.seed,
         "doubts": list(run.model_builder.plan.the_trainer().doubts),
     }
 
 
 def peak_share(run: TrainingRun, model: nn.Module, step_seconds: float) -> dict[str, float]:
     """Return which share of what a rank's hardware reaches a step reaches, where all steps have images of one size."""
-    if not step_seconds or run.settings.size_schedule:
+    if not step_seconds or run.settings.data.size_schedule:
         return {}
     with original_convolutions(model):
         flops = count_training_flops(model, run.model_builder.shape)
     if not flops:
         return {}
-    reached = flops * run.settings.batch_size / run.group.world_size / step_seconds
+    reached = flops * run.settings.optim.batch_size / run.group.world_size / step_seconds
     dtype = CAST_TO.get(run.trainer.precision, torch.float32)
     return {"peak_share": round(reached / peak_flops(dtype, run.group.device), 4)}
 

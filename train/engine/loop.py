@@ -96,7 +96,7 @@ def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
     try:
         loss = trainer.train_step(batch)
     except RuntimeError as error:
-        raise compile_error(trainer.settings, error) or error from None
+        raise compile_error(trainer.settings.compute, error) or error from None
     loss.item()
     trainer.first_step_seconds = time.perf_counter() - began
     return loss
@@ -110,7 +110,7 @@ def check_finite(trainer: Trainer, losses: list[float]) -> list[float]:
     checked = trainer.state.losses[-1:] or [0.0]
     for step, loss in enumerate(losses, trainer.state.step - len(losses) + 1):
         trainer.skipped = 0 if math.isfinite(loss) else trainer.skipped + 1
-        if trainer.skipped > trainer.settings.skip_nonfinite:
+        if trainer.skipped > trainer.settings.optim.skip_nonfinite:
             in_a_row = f", as those of the {trainer.skipped - 1} steps before" if trainer.skipped > 1 else ""
             raise UserError(
                 f"step {step}: the loss is {loss}{in_a_row}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",

@@ -14,7 +14,7 @@ from train.child import answer
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
 from train.models.pruning import prune_state
-from train.models.registry import build_model, check_other_size, recompute_activations
+from train.models.registry import build_model, check_other_size
 from train.models.users_code import describe_failure
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
@@ -26,7 +26,8 @@ from train.optimization.optimizer import (
     find_optimizer,
 )
 from train.planning.model_report import ModelQuestion, ModelReport
-from train.setting_groups.model import OWN_MODELS
+from train.setting_groups.network import OWN_MODELS, NetworkSettings
+from train.setting_groups.optimization import OptimizationSettings
 from train.settings import ImageShape, TrainSettings, read_train_settings
 
 BYTE = 255
@@ -41,34 +42,32 @@ def report_on(question: ModelQuestion) -> ModelReport:
     settings = read_train_settings(question.variables, {}).values
     classes = question.classes
     check_memory(settings, question.shape, len(classes), question.memory_bytes)
-    model = build_model(settings, question.shape, len(classes))
-    if settings.prune_ratio:
-        slim = build_model(settings, question.shape, len(classes))
-        prune_state(slim, model.state_dict(), question.shape, settings)
+    model = build_model(settings.network, question.shape, len(classes))
+    if settings.network.prune_ratio:
+        slim = build_model(settings.network, question.shape, len(classes))
+        prune_state(slim, model.state_dict(), question.shape, settings.network)
     check_other_size(settings, model, question.other_shapes, len(classes))
-    if settings.activation_checkpointing:
-        recompute_activations(model, settings.model)
     text = ""
-    if settings.weights:
-        fitted = load_weights(settings, model, question.shape, classes)
+    if settings.network.weights:
+        fitted = load_weights(settings.network, model, question.shape, classes)
         fitted.load_into(model)
         text = fitted.describe()
     parameters, head = count_parameters(model), head_names(model, len(classes))
-    trainable = freeze(model, settings.freeze, head)
+    trainable = freeze(model, settings.network.freeze, head)
     optimizer = build_optimizer(settings, model, head)
-    if settings.is_own_model:
-        check_state(settings, model)
-    without = try_training(settings, model, question.shape) if settings.is_own_model else ()
-    try_step(settings, optimizer)
-    kind = find_optimizer(settings)
+    if settings.network.is_own_model:
+        check_state(settings.network, model)
+    without = try_training(settings.network, model, question.shape) if settings.network.is_own_model else ()
+    try_step(settings.optim, optimizer)
+    kind = find_optimizer(settings.optim)
     return ModelReport(
         weights=one_line(text),
-        normalization=weights_normalization(settings),
+        normalization=weights_normalization(settings.network),
         parameters=parameters,
         batchnorm_layers=sum(isinstance(module, _BatchNorm) for module in model.modules()),
         trainable=trainable,
         without_gradient=without,
-        default_lr=default_lr(settings, kind),
+        default_lr=default_lr(settings.optim, kind),
         has_weight_decay="weight_decay" in argument_defaults(kind),
     )
 
@@ -78,25 +77,25 @@ def check_memory(settings: TrainSettings, shape: ImageShape, classes: int, memor
 
     The size of the images decides on it. Other networks pool.
     """
-    if not memory_bytes or settings.model not in OWN_MODELS:
+    if not memory_bytes or settings.network.model not in OWN_MODELS:
         return
     with torch.device("meta"):
-        model = build_model(settings, shape, classes)
+        model = build_model(settings.network, shape, classes)
     count = sum(parameter.numel() for parameter in model.parameters())
     copies = 1
-    if settings.parallelism == "ddp":  # gradients, the optimizer's states and the EMA; FSDP shards them
-        copies += 1 + OPTIMIZER_STATES.get(settings.optimizer.lower(), 1) + (settings.ema_decay > 0)
+    if settings.compute.parallelism == "ddp":  # gradients, the optimizer's states and the EMA; FSDP shards them
+        copies += 1 + OPTIMIZER_STATES.get(settings.optim.optimizer.lower(), 1) + (settings.network.ema_decay > 0)
     needed = WEIGHT_BYTES * count * copies
     if needed > memory_bytes:
         raise UserError(
-            f"TRAIN_MODEL={settings.model}: has {count:,} weights for {'x'.join(map(str, shape))} images, which take"
-            f" {needed / 2**30:,.1f} GiB, and a rank has {memory_bytes / 2**30:,.1f} GiB. Take another model, or"
+            f"TRAIN_MODEL={settings.network.model}: has {count:,} weights for {'x'.join(map(str, shape))} images, which"
+            f" take {needed / 2**30:,.1f} GiB, and a rank has {memory_bytes / 2**30:,.1f} GiB. Take another model, or"
             " smaller images.",
             ExitCode.MACHINE,
         )
 
 
-def check_state(settings: TrainSettings, model: nn.Module) -> None:
+def check_state(settings: NetworkSettings, model: nn.Module) -> None:
     """Raise `UserError` for a value of the model's state that no safetensors file holds, before a checkpoint is due."""
     for name, value in model.state_dict().items():
         is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
@@ -108,7 +107,7 @@ def check_state(settings: TrainSettings, model: nn.Module) -> None:
             )
 
 
-def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:
+def try_training(settings: NetworkSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:
     """Return the trained parameters that get no gradient from two random images.
 
     Raises `UserError` if the model cannot be trained: it may differ from what it is in evaluation.
@@ -134,7 +133,7 @@ def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -
     return tuple(name for name, one in model.named_parameters() if one.requires_grad and one.grad is None)
 
 
-def try_step(settings: TrainSettings, optimizer: torch.optim.Optimizer) -> None:
+def try_step(settings: OptimizationSettings, optimizer: torch.optim.Optimizer) -> None:
     """Take a step with gradients of 0; raises `UserError` for arguments that only a step refuses."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -145,7 +144,7 @@ def try_step(settings: TrainSettings, optimizer: torch.optim.Optimizer) -> None:
         raise arguments_error(settings, type(optimizer).__name__, error) from None
 
 
-def weights_normalization(settings: TrainSettings) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def weights_normalization(settings: NetworkSettings) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the normalization of the weights' own training: a run's, or that of the model's library."""
     if not settings.weights:
         return None

@@ -99,17 +99,17 @@ class TrainingRun:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.settings.total_steps(self.source.steps_per_epoch)
+        return self.settings.optim.total_steps(self.source.steps_per_epoch)
 
     @property
     def epochs(self) -> int:
         """Epochs of the run; the last one may be incomplete."""
-        return self.settings.total_epochs(self.source.steps_per_epoch)
+        return self.settings.optim.total_epochs(self.source.steps_per_epoch)
 
     @property
     def log_interval(self) -> int:
         """Steps between log lines; by default up to five lines an epoch, at least 20 steps apart."""
-        asked, steps = self.settings.log_interval, self.source.steps_per_epoch
+        asked, steps = self.settings.run.log_interval, self.source.steps_per_epoch
         return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked
 
 
@@ -126,7 +126,8 @@ def setup_run(
     compare_settings(settings, plan, group)
     known = exchange_fingerprints(data, settings, group)
     source = build_source(data, loader, settings, group, plan.the_trainer().normalization)
-    total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
+    total_steps = settings.optim.total_steps(source.steps_per_epoch)
+    epochs = settings.optim.total_epochs(source.steps_per_epoch)
     check_epochs_after_pruning(settings, epochs)  # here the unreadable images are left out
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock), tuple[Path, list[Path]])
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
@@ -135,13 +136,12 @@ def setup_run(
     if start:
         start = replace(start, path=copies.fetch(start.path))
         restore_normalization(source, start)
-    shape = model_input_shape(settings, data.shape)
+    shape = model_input_shape(settings.data, data.shape)
     loss = build_loss(settings, data, source)
     model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     trainer.teacher = load_teacher(settings, data.classes, source.normalize)
-    first_epoch = start.epoch if start else 0
-    check_trainable(model_builder, trainer, first_epoch, epochs)
+    check_trainable(model_builder, trainer, start.epoch if start else 0, epochs)
     observed = observe_rank(plan)
     ranks = group.gather(observed, type(observed))
     # Each rank compares with its own node's plan.
@@ -151,7 +151,7 @@ def setup_run(
         with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, ranks, os.environ, resumes=start is not None)
             metrics = open_metrics(folder, settings, start)
-    progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
+    progress = build_progress(settings.run, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     print_start(progress, data, start, (*chain.from_iterable(surprises), *compare_ranks(ranks)))
     run = TrainingRun(
         settings=settings,
@@ -162,16 +162,16 @@ def setup_run(
         copies=copies,
         metrics=metrics,
         progress=progress,
-        first_epoch=first_epoch,
+        first_epoch=start.epoch if start else 0,
         model_builder=model_builder,
         lock=lock,
         checkpoint_writer=AsyncCheckpointWriter(),
         data=known,
         dataset=data,
     )
-    if settings.parallelism == "fsdp":
+    if settings.compute.parallelism == "fsdp":
         run.save_group = open_save_group(group, plan.collective_timeout_s)
-    compile_and_profile(run, total_steps)
+    compile_and_profile(run)
     return run
 
 
@@ -203,7 +203,7 @@ def open_metrics(folder: Path, settings: TrainSettings, start: ResumePoint | Non
     resumed_step = start.step if start else 0 if begins_again else None
     return MetricsWriter(
         folder,
-        tensorboard=settings.tensorboard,
+        tensorboard=settings.run.tensorboard,
         track=partial(start_tracker, settings, folder, resumes=resumed_step is not None),
         resumed_step=resumed_step,
     )
@@ -249,7 +249,7 @@ def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: Process
 
     The name of the copy of what is in object storage says which state that had: ranks must not have two of them.
     """
-    url = as_url(settings.data_dir)
+    url = as_url(settings.data.data_dir)
     if url and data.listings and len(set(group.gather(data.listings[0].folder.name, str))) > 1:
         raise UserError(f"TRAIN_DATA_DIR={printable(url)}: changed while the ranks began. Start the run again.")
     own = data.fingerprint(settings) if group.local_rank == 0 else None
@@ -261,11 +261,11 @@ def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: Process
 
 def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerprint, starts: list[Path]) -> ResumePoint:
     """Return the newest valid checkpoint and its place in this run; raises `UserError` if it is of another run."""
-    changed = settings.resume_allow_changed
+    changed = settings.run.resume_allow_changed
     start = load_first_valid(starts, settings.to_json(), changed=changed)
     start = compare_data(start, data, changed=changed)
-    start = map_place(start, settings.batch_size, source.steps_per_epoch, data.train_examples)
-    return check_length(start, settings.total_steps(source.steps_per_epoch))
+    start = map_place(start, settings.optim.batch_size, source.steps_per_epoch, data.train_examples)
+    return check_length(start, settings.optim.total_steps(source.steps_per_epoch))
 
 
 def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
@@ -279,21 +279,21 @@ def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: 
     """Raise `UserError` before the first epoch for a micro-batch or a pruning that this model does not allow."""
     settings = model_builder.settings
     model_builder.check_smallest_micro_batch()
-    if not settings.prune_ratio or trainer.state.pruned:
+    if not settings.network.prune_ratio or trainer.state.pruned:
         return
     if first_epoch >= epochs:
         raise UserError(
-            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: all {epochs} epochs are trained already, without pruning."
-            " Raise TRAIN_EPOCHS."
+            f"TRAIN_PRUNE_RATIO={settings.network.prune_ratio}: all {epochs} epochs are trained already, without"
+            " pruning. Raise TRAIN_EPOCHS."
         )
 
 
-def compile_and_profile(run: TrainingRun, total_steps: int) -> None:
+def compile_and_profile(run: TrainingRun) -> None:
     """Compile the step and start the profiler, if enabled."""
-    if run.settings.compile != "off" and run.trainer.state.step < total_steps:
+    if run.settings.compute.compile != "off" and run.trainer.state.step < run.total_steps:
         (images, _), *_ = next(run.source.train_batches(0)).micro_batches
-        compile_result = compile_step(run.trainer, total_steps - run.trainer.state.step, images)
+        compile_result = compile_step(run.trainer, run.total_steps - run.trainer.state.step, images)
         run.progress.print(compile_result)
-    if run.settings.profile and run.group.is_main:
-        run.profiler = Profiler(run.settings.profile, run.folder, run.group.device, run.progress.print)
+    if run.settings.run.profile and run.group.is_main:
+        run.profiler = Profiler(run.settings.run.profile, run.folder, run.group.device, run.progress.print)
         run.trainer.mark_phase = run.profiler.phase

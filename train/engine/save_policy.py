@@ -41,7 +41,7 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
 
     reasons = run.group.gather(STOP_CONTROLLER.reason, str)
     reason = next((one for one in reasons if one != OF_ANOTHER_RANK), OF_ANOTHER_RANK)
-    if run.settings.parallelism == "ddp":
+    if run.settings.compute.parallelism == "ddp":
         run.group.run_on_main(write)
     else:
         write()
@@ -123,7 +123,7 @@ def save(run: TrainingRun, epoch: int, *, score: float | None = None, best: bool
     if run.has_best_weights:
         return
     metadata = metadata_of(run, epoch, score)
-    if run.settings.parallelism != "ddp":
+    if run.settings.compute.parallelism != "ddp":
         run.group.run_on_main(lambda: check_run_lock(run))
         run.checkpoint_writer.wait()
         run.checkpoint_writer.submit(prepare_sharded_save(run, metadata, best=best))
@@ -141,7 +141,7 @@ def save(run: TrainingRun, epoch: int, *, score: float | None = None, best: bool
 
     def write() -> None:
         with disk_errors_as_user_errors(folder):
-            save_checkpoint(folder, checkpoint, (settings.keep_checkpoints, settings.keep_best), best=best)
+            save_checkpoint(folder, checkpoint, (settings.run.keep_checkpoints, settings.run.keep_best), best=best)
         run.lock.upload()
 
     run.checkpoint_writer.submit(write)
@@ -155,7 +155,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     """
     from train.engine import sharded_checkpoint as sharded  # the import is slow
 
-    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, (run.settings.keep_checkpoints, 1)
+    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, (run.settings.run.keep_checkpoints, 1)
     path = folders.checkpoint_path(run.folder / folders.FOLDER, metadata.step)
     temp_dir = folders.temporary_path(path)
     ranks.broadcast_buffers(list(state.model.buffers()))
@@ -198,7 +198,7 @@ def metadata_of(run: TrainingRun, epoch: int, score: float | None) -> Metadata:
     return Metadata(
         epoch=epoch,
         step=state.step,
-        examples=(state.step - epoch * run.source.steps_per_epoch) * run.settings.batch_size,
+        examples=(state.step - epoch * run.source.steps_per_epoch) * run.settings.optim.batch_size,
         seconds=state.seconds,
         best=state.best,
         score=score,

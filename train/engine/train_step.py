@@ -66,16 +66,19 @@ class Teacher:
 
 def load_teacher(settings: TrainSettings, classes: Sequence[str], normalize: Normalize) -> Teacher | None:
     """Return the teacher of a run, on the device of its images; raises `UserError` for one that does not fit."""
-    if not settings.teacher or settings.task != "classify":
+    if not settings.optim.teacher or settings.data.task != "classify":
         return None
-    trained, device = read_trained_run(settings.teacher, "TRAIN_TEACHER", settings.model), normalize.mean.device
+    trained, device = (
+        read_trained_run(settings.optim.teacher, "TRAIN_TEACHER", settings.network.model),
+        normalize.mean.device,
+    )
     with torch.random.fork_rng(devices=[]):
         model = load_model(trained, trained.settings).requires_grad_(requires_grad=False)
     theirs = Normalize.from_metadata(trained.normalization, device, normalize.layout)
     return Teacher(
-        set_memory_format(model.to(device), channels_last=settings.channels_last),
+        set_memory_format(model.to(device), channels_last=settings.compute.channels_last),
         torch.tensor(trained.order_of(classes, "TRAIN_TEACHER"), device=device),
-        model_input_shape(trained.settings, trained.shape),
+        model_input_shape(trained.settings.data, trained.shape),
         theirs.scale / normalize.scale,
         (normalize.mean - theirs.mean) * theirs.scale,
     )
@@ -151,7 +154,7 @@ class Trainer:
     ) -> None:
         """Replace the model, its optimizer and its EMA model."""
         self.state.model, self.state.optimizer, self.state.ema_model = model, optimizer, average
-        self.ddp_model = wrap_ddp(model, self.settings, self.group)
+        self.ddp_model = wrap_ddp(model, self.settings.compute, self.group)
         self.compiled_forward = self.compiler(self.ddp_model) if self.compiler else self.ddp_model
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -162,8 +165,8 @@ class Trainer:
         sharded model sums. Dropout depends on seed, step and rank alone, so a resumed run samples the same values.
         """
         state = self.state
-        statistics = [buffer.clone() for buffer in state.model.buffers()] if self.settings.skip_nonfinite else []
-        seed_everything(derive_seed(self.settings.seed, "step", state.step, self.group.rank), self.group.device)
+        statistics = [buffer.clone() for buffer in state.model.buffers()] if self.settings.optim.skip_nonfinite else []
+        seed_everything(derive_seed(self.settings.optim.seed, "step", state.step, self.group.rank), self.group.device)
         set_lr(state.optimizer, self.lr(state.step))
         state.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
@@ -184,7 +187,7 @@ class Trainer:
                     if self.teacher:
                         with autocast(self.precision, self.group.device):
                             theirs = self.teacher.loss(images, logits, labels) / batch.size
-                        part = part.lerp(theirs, self.settings.teacher_weight)
+                        part = part.lerp(theirs, self.settings.optim.teacher_weight)
                 with self.mark_phase(BACKWARD):
                     whole = part if divided == 1 else part * divided
                     state.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
@@ -206,12 +209,12 @@ class Trainer:
     def clip_gradients(self) -> bool:
         """Clip the gradients where that is asked for, note their norm, and return whether the step may be taken."""
         settings, state = self.settings, self.state
-        if not settings.max_grad_norm and not settings.skip_nonfinite:
+        if not settings.optim.max_grad_norm and not settings.optim.skip_nonfinite:
             return True
         state.scaler.unscale_(state.optimizer)
-        norm = clip_grad_norm_(state.model.parameters(), settings.max_grad_norm or math.inf)
+        norm = clip_grad_norm_(state.model.parameters(), settings.optim.max_grad_norm or math.inf)
         self.grad_norm = getattr(norm, "full_tensor", lambda: norm)()  # FSDP's is spread over the ranks
-        return not settings.skip_nonfinite or bool(self.grad_norm.isfinite())
+        return not settings.optim.skip_nonfinite or bool(self.grad_norm.isfinite())
 
     def undo_statistics(self, statistics: list[Tensor]) -> None:
         """Give the model's buffers their values back, as BatchNorm has counted a batch that is skipped."""

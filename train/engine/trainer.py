@@ -56,7 +56,7 @@ def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> N
         group = init_process_group(group, plan)
         try:
             with translate_collective_errors(group.rank, group.peers):
-                if settings.evaluate:
+                if settings.run.evaluate:
                     evaluate_trained(settings, plan, data, loader, group)
                 else:
                     train_run(setup_run(given, plan, data, loader, group, lock), started)
@@ -69,14 +69,14 @@ def train_run(run: TrainingRun, started: float) -> None:
     """Train a run that is set up, and write what it leaves."""
     settings = run.settings
     try:
-        deadline = first_deadline(settings.max_minutes, run.model_builder.plan.grace_period_s, started, os.environ)
-        with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
-            if settings.checkpoint_every and run.group.local_rank == 0:
-                watch_for_notice(settings.preemption)
+        deadline = first_deadline(settings.run.max_minutes, run.model_builder.plan.grace_period_s, started, os.environ)
+        with STOP_CONTROLLER.defer(can_save=settings.run.checkpoint_every > 0, deadline=deadline):
+            if settings.run.checkpoint_every and run.group.local_rank == 0:
+                watch_for_notice(settings.run.preemption)
             test, val, best_epoch = train_epochs(run)
             write_summary(run, test, val, best_epoch, started)
             place = finish_upload(run)
-            if place != str(run.folder) and run.group.is_main and settings.progress != "off":
+            if place != str(run.folder) and run.group.is_main and settings.run.progress != "off":
                 with guarded_stdout():
                     print(f"{'uploaded to':14} {place}")
     except BaseException:
@@ -89,9 +89,9 @@ def train_run(run: TrainingRun, started: float) -> None:
 
 def seed_and_set_determinism(settings: TrainSettings) -> None:
     """Seed the generators, and select deterministic kernels if TRAIN_DETERMINISTIC is set."""
-    torch.manual_seed(settings.seed)
-    seed_python(settings.seed)
-    if settings.deterministic:
+    torch.manual_seed(settings.optim.seed)
+    seed_python(settings.optim.seed)
+    if settings.compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True)
     elif torch.cuda.is_available():
@@ -106,14 +106,14 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     channels, height, width = plan.the_trainer().image_shape
     data = load(settings, (channels, height, width), plan.the_trainer().data_source, workers)
     count, tested = data.trained_images, len(data.test)
-    if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
+    if settings.compute.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
             f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, of which each needs one."
             " Lower LAUNCH_NPROC_PER_NODE, or add test images."
         )
-    if count < settings.batch_size and not settings.evaluate:
+    if count < settings.optim.batch_size and not settings.run.evaluate:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images. Lower it."
+            f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: larger than the training set of {count} images. Lower it."
         )
     return data
 
@@ -129,7 +129,11 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
     for epoch in range(run.first_epoch, run.epochs):
         if should_stop_early(run):
             break
-        if run.settings.prune_ratio and epoch >= run.settings.prune_warmup and not run.trainer.state.pruned:
+        if (
+            run.settings.network.prune_ratio
+            and epoch >= run.settings.network.prune_warmup
+            and not run.trainer.state.pruned
+        ):
             run.progress.print(run.model_builder.prune(run.trainer))
 
         callbacks = StepCallbacks(
@@ -141,7 +145,7 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
         )
         if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, run.total_steps):
             save_and_exit(run, epoch)
-        is_due = (epoch + 1) % run.settings.eval_every == 0 or epoch + 1 == run.epochs
+        is_due = (epoch + 1) % run.settings.run.eval_every == 0 or epoch + 1 == run.epochs
         score = evaluate_run(run, epoch) if is_due else None
         finish_epoch(run, epoch + 1, score)
     if not score:
@@ -156,7 +160,7 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
 
 def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: float) -> None:
     """Show the mean loss and images/s of the steps up to `step`, and note them."""
-    left_s = (run.total_steps - step) * run.settings.batch_size / speed
+    left_s = (run.total_steps - step) * run.settings.optim.batch_size / speed
     run.progress.update(epoch, step, loss, speed, left_s)
     if run.metrics:
         place = epoch + (step - epoch * run.source.steps_per_epoch) / run.source.steps_per_epoch
@@ -174,10 +178,10 @@ def show_batch(run: TrainingRun, images: Tensor) -> None:
 
 def should_stop_early(run: TrainingRun) -> bool:
     """Return whether the score has not improved for TRAIN_EARLY_STOPPING epochs, and print it."""
-    patience, stale = run.settings.early_stopping, run.trainer.state.stale_epochs
+    patience, stale = run.settings.optim.early_stopping, run.trainer.state.stale_epochs
     if not patience or stale < patience:
         return False
-    run.progress.print(f"stopping early: {run.choice} {run.settings.score} has not improved for {stale} epochs")
+    run.progress.print(f"stopping early: {run.choice} {run.settings.data.score} has not improved for {stale} epochs")
     return True
 
 
@@ -187,7 +191,7 @@ def note_improvement(run: TrainingRun, score: EvalResult) -> None:
     if state.best_metric is None or score.accuracy > state.best_metric:
         state.best_metric, state.stale_epochs = score.accuracy, 0
     else:
-        state.stale_epochs += run.settings.eval_every
+        state.stale_epochs += run.settings.run.eval_every
 
 
 def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalResult:
@@ -198,7 +202,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     """
     shown = PROJECTED if len(run.data.classes) <= MAX_PROJECTED_CLASSES else 1
     run.mistakes = MistakeCollector(run.source.normalize, every=-(-len(run.dataset.test) // shown))
-    chooses = run.settings.threshold == "auto" and run.source.has_val and not test
+    chooses = run.settings.run.threshold == "auto" and run.source.has_val and not test
     source, rows = run.source, run.source.rows
     on_val = rows.val is not None and not test
     batches = source.eval_batches(rows.val_is_in, rows.val) if on_val else source.test_batches()
@@ -209,13 +213,13 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
         EvalMethod(
             run.trainer.precision,
             len(run.data.classes),
-            run.settings.test_time_augment,
+            run.settings.run.test_time_augment,
             evaluation_loss(run.model_builder.loss),
             run.source.normalize.outputs,
             chooses=chooses,
         ),
         stop=lambda: STOP_CONTROLLER.stop_requested,
-        look=run.mistakes.add if run.settings.task == "classify" else None,
+        look=run.mistakes.add if run.settings.data.task == "classify" else None,
     )
     if score is None:
         save_and_exit(run, epochs)
@@ -246,7 +250,7 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
         values["joules"] = sum(joules)
     line = f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}"
     if score:
-        name = f"{run.choice} {run.settings.score}"
+        name = f"{run.choice} {run.settings.data.score}"
         line += f"  {run.choice} loss {score.loss:.4f}  {name} {score.accuracy:.2f} %"
         values |= {f"{run.choice}_loss": score.loss, name.replace(" ", "_"): score.accuracy}
         values |= {f"{run.choice}_{other}": value for other, value in score.others.items()}
@@ -258,11 +262,11 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
             "epochs": epoch,
             "train_seconds": run.trainer.state.seconds,
             "best_chosen_on": run.choice,
-            "score": run.settings.score,
+            "score": run.settings.data.score,
         }
         run.live.show_epoch(known | {key: value for key, value in values.items() if key.startswith(run.choice)})
-    every = run.settings.checkpoint_every
-    stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
+    every = run.settings.run.checkpoint_every
+    stops = run.settings.optim.early_stopping and run.trainer.state.stale_epochs >= run.settings.optim.early_stopping
     best = score is not None and score.accuracy > run.trainer.state.best
     if every and (best or epoch % every == 0 or epoch == run.epochs or stops):
         check_weights_finite(run.trainer)

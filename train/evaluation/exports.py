@@ -21,14 +21,16 @@ from torch.export import Dim, ExportedProgram
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import report_error, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
+from entrypoint.core.settings_base import read_settings
 from train.acceleration.faster_conv import original_convolutions
 from train.evaluation.predict import Predictor
 from train.models.pruning import silence_library
 from train.planning.export_formats import FORMATS
 from train.planning.image_sizes import BOOK_CROP, image_sizes, model_input_shape
-from train.predict_settings import read_predict_settings
+from train.predict_settings import PredictSettings
 from train.report.metrics import disk_errors_as_user_errors
-from train.settings import BOOK_PIXELS, ImageShape, TrainSettings
+from train.setting_groups.data import DataSettings
+from train.settings import BOOK_PIXELS, ImageShape
 from train.transforms.normalize import Normalize
 
 # Returns the logits of (N, C, H, W) pixels, as a runtime computes them from a file.
@@ -62,7 +64,7 @@ class Exported:
 
     @staticmethod
     def of(
-        model: nn.Module, normalize: Normalize, decoded: ImageShape, settings: TrainSettings, classes: tuple[str, ...]
+        model: nn.Module, normalize: Normalize, decoded: ImageShape, settings: DataSettings, classes: tuple[str, ...]
     ) -> Exported:
         """Return a copy of a model on the CPU, with its normalization; `decoded` is the shape of decoded images."""
         with original_convolutions(model):
@@ -128,7 +130,7 @@ class Exported:
         )
 
 
-def pixel_steps(settings: TrainSettings, decoded: ImageShape, shape: ImageShape) -> list[str]:
+def pixel_steps(settings: DataSettings, decoded: ImageShape, shape: ImageShape) -> list[str]:
     """Return how a file becomes an image of this `shape`, as `predict` does it; `decoded` is the shape of decoding."""
     channels, height, width = decoded
     steps = [
@@ -262,9 +264,11 @@ def main() -> int:
     """Export what the command line asks for: a run, then formats; return the exit code."""
     try:
         source, *formats = sys.argv[1:]
-        predictor = Predictor.load(read_predict_settings(os.environ, {}).values, source, "export")
+        predictor = Predictor.load(read_settings(PredictSettings, os.environ, {}).values, source, "export")
         trained = predictor.trained
-        exported = Exported.of(predictor.model, predictor.normalize, trained.shape, trained.settings, trained.classes)
+        exported = Exported.of(
+            predictor.model, predictor.normalize, trained.shape, trained.settings.data, trained.classes
+        )
         files = export_model(exported, formats, trained.weights.parent)
     except UserError as error:
         return report_error(error)

@@ -20,27 +20,25 @@ def load_model(trained: TrainedRun, settings: TrainSettings) -> nn.Module:
 
     A pruned model gets the shapes of its weights.
     """
-    shape = model_input_shape(settings, trained.shape)
-    model = build_model(settings, shape, len(trained.classes))
+    shape = model_input_shape(settings.data, trained.shape)
+    model = build_model(settings.network, shape, len(trained.classes))
     state = read_state_dict(trained.weights)
     own = model.state_dict()
     if state.keys() != own.keys():
         name = min(state.keys() ^ own.keys())
-        raise fit_error(trained.weights, settings, f"only one of them has {name}")
+        raise fit_error(trained.weights, settings.network.model, f"only one of them has {name}")
     try:
-        if settings.prune_ratio and not same_shapes(model, state):
+        if settings.network.prune_ratio and not same_shapes(model, state):
             resize_to_state(model, state)
         model.load_state_dict(restore_state_metadata(model, state))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise fit_error(trained.weights, settings, str(error).splitlines()[-1].strip()) from None
+        raise fit_error(trained.weights, settings.network.model, str(error).splitlines()[-1].strip()) from None
     wrong = next((name for name, value in model.named_parameters() if not value.isfinite().all()), "")
     if wrong:
         raise UserError(f"{trained.weights}: {wrong} is not finite, so the file is damaged. Name another one.")
     return model.eval()
 
 
-def fit_error(path: Path, settings: TrainSettings, cause: str) -> UserError:
+def fit_error(path: Path, model: str, cause: str) -> UserError:
     """Return the error for weights that are not of the model in the settings."""
-    return UserError(
-        f"{path}: is not of TRAIN_MODEL={settings.model} ({cause}). Name the model that it was trained as."
-    )
+    return UserError(f"{path}: is not of TRAIN_MODEL={model} ({cause}). Name the model that it was trained as.")

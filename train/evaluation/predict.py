@@ -14,12 +14,12 @@ from typing import Literal, TextIO
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 
 from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.console import report_error, write_stderr, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
+from entrypoint.core.settings_base import read_settings
 from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import scan_class
@@ -62,15 +62,15 @@ class Predictor:
     def load(settings: PredictSettings, path: str, command: str = "predict") -> Predictor:
         """Return the predictor of a run folder, a checkpoint or a file of weights; raises `UserError`."""
         trained = read_trained_run(path, command, settings.model)
-        own = replace(trained.settings, model_path=settings.model_path)
+        own = trained.settings.with_values(model_path=settings.model_path)
         model = load_model(trained, own)
-        layout = memory_format(channels_last=own.channels_last)
+        layout = memory_format(channels_last=own.compute.channels_last)
         normalize = Normalize.from_metadata(trained.normalization, torch.device("cpu"), layout)
         return Predictor(trained, settings, model, normalize)
 
     def predict(self, paths: Sequence[Path]) -> Iterator[Prediction]:
         """Yield the prediction of each image in order; files are decoded by as many threads as there are CPUs."""
-        view = select_transform(self.trained.settings, self.trained.shape[0]).eval_view(self.trained.shape)
+        view = select_transform(self.trained.settings.data, self.trained.shape[0]).eval_view(self.trained.shape)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for start in range(0, len(paths), self.settings.batch_size):
                 some = paths[start : start + self.settings.batch_size]
@@ -81,7 +81,9 @@ class Predictor:
         """Yield the predictions of one batch of decoded images, some of which may be unreadable."""
         pixels = [torch.as_tensor(one) for one in images if not isinstance(one, UnreadableImage)]
         rows = map(self.answer, self.logits(self.inputs(pixels)) if pixels else ())
-        kind: Literal["probability", "value"] = "value" if self.trained.settings.task == "regress" else "probability"
+        kind: Literal["probability", "value"] = (
+            "value" if self.trained.settings.data.task == "regress" else "probability"
+        )
         for path, image in zip(paths, images, strict=True):
             if isinstance(image, UnreadableImage):
                 yield Prediction(path, problem=image.reason, kind=kind)
@@ -90,15 +92,15 @@ class Predictor:
 
     def inputs(self, pixels: Sequence[Tensor]) -> Tensor:
         """Return the model's inputs of decoded images, each (height, width, channels) bytes."""
-        transform = select_transform(self.trained.settings, self.trained.shape[0])
+        transform = select_transform(self.trained.settings.data, self.trained.shape[0])
         inputs = self.normalize(transform.after_decoding(torch.stack(list(pixels))))
-        return resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
+        return resize_batch(inputs, image_sizes(self.trained.settings.data, self.trained.shape).eval)
 
     @property
     def copies(self) -> str:
         """Return over which copies of an image the run or the user asks to average."""
-        own = self.settings.test_time_augment
-        return self.trained.settings.test_time_augment if own == "auto" else own
+        of_run, own = self.trained.settings.run.test_time_augment, self.settings.test_time_augment
+        return of_run if own == "auto" else own
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the (N, outputs) logits of inputs."""
@@ -126,11 +128,11 @@ class Predictor:
         Labels come the likeliest first, and at least `--top` of them.
         """
         names, outputs = self.trained.classes, self.trained.normalization.outputs
-        if self.trained.settings.task == "regress":
+        if self.trained.settings.data.task == "regress":
             numbers = logits.double() * torch.tensor(outputs.deviation) + torch.tensor(outputs.mean)
             return tuple(zip(names, numbers.tolist(), strict=True))
         count = min(self.settings.top, len(names))
-        if self.trained.settings.task == "multilabel":
+        if self.trained.settings.data.task == "multilabel":
             shares = logits.sigmoid()
             count = max(count if self.settings.top > 1 else 0, int((shares >= outputs.threshold).sum()))
         else:
@@ -242,10 +244,8 @@ def predict_command(settings: PredictSettings, words: Sequence[str]) -> int:
 
 def main() -> int:
     """Predict what the command line asks for; return the exit code."""
-    from train.predict_settings import read_predict_settings
-
     try:
-        return predict_command(read_predict_settings(os.environ, {}).values, sys.argv[1:])
+        return predict_command(read_settings(PredictSettings, os.environ, {}).values, sys.argv[1:])
     except UserError as error:
         return report_error(error)
     except BrokenPipeError:

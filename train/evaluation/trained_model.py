@@ -53,21 +53,23 @@ def evaluate_trained(
 
     Every rank reads the weights. Raises `UserError` for images of classes that the model does not know.
     """
-    trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
+    trained = read_trained_run(settings.run.evaluate, "TRAIN_EVALUATE", settings.network.model)
     check_shape(trained, settings, data)
     order = torch.tensor(trained.order_of(data.classes, "TRAIN_DATA_DIR"))
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     table = known_targets(data.targets, order, trained)
     loss = evaluation_loss(Loss(loss_name(settings), targets=None if table is None else table.to(group.device)))
-    model = average(trained, settings, source) if settings.average else load_model(trained, settings)
-    sizes = image_sizes(settings, data.shape)
+    model = average(trained, settings, source) if settings.run.average else load_model(trained, settings)
+    sizes = image_sizes(settings.data, data.shape)
     check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
-    model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
+    model = set_memory_format(model.to(group.device), channels_last=settings.compute.channels_last)
     outputs = trained.normalization.outputs
-    if settings.threshold not in ("auto", trained.settings.threshold):
-        outputs = replace(outputs, threshold=settings.threshold)
-    method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment, loss, outputs)
+    if settings.run.threshold not in ("auto", trained.settings.run.threshold):
+        outputs = replace(outputs, threshold=settings.run.threshold)
+    method = EvalMethod(
+        plan.the_trainer().precision, len(trained.classes), settings.run.test_time_augment, loss, outputs
+    )
 
     def score_of(network: nn.Module) -> EvalResult:
         """Return the result of the trained model, or of another in its place."""
@@ -82,33 +84,36 @@ def evaluate_trained(
     skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
     if not group.is_main:
         return
-    weights = average_file(trained) if settings.average else trained.weights
+    weights = average_file(trained) if settings.run.average else trained.weights
     print_result(replace_fields(trained, weights=weights), score, skipped)
-    if settings.evaluation_file:
-        write_result(settings.evaluation_file, score, trained)
-    if settings.max_loss is not None:
+    if settings.run.evaluation_file:
+        write_result(settings.run.evaluation_file, score, trained)
+    if settings.run.max_loss is not None:
         from train.evaluation.exports import Exported  # late: few evaluations quantize
         from train.evaluation.quantize import quantize  # its packages are an extra
 
         normalize = replace_fields(source.normalize, outputs=outputs)
-        exported = Exported.of(model, normalize, data.shape, settings, trained.classes)
+        exported = Exported.of(model, normalize, data.shape, settings.data, trained.classes)
         quantize(
             exported,
             resize_batch(source.sample(), sizes.eval),
             lambda network: score_of(network).accuracy,
-            score.accuracy - settings.max_loss,
+            score.accuracy - settings.run.max_loss,
             trained.weights.parent / INT8_FILE,
         )
 
 
 def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> None:
     """Raise `UserError` for images of another shape than the model's."""
-    found, trained_on = model_input_shape(settings, data.shape), model_input_shape(trained.settings, trained.shape)
+    found, trained_on = (
+        model_input_shape(settings.data, data.shape),
+        model_input_shape(trained.settings.data, trained.shape),
+    )
     if found != trained_on:
         own, wanted = ("x".join(map(str, one)) for one in (found, trained_on))
-        if settings.image_size != trained.settings.image_size and settings.reads_files:
+        if settings.data.image_size != trained.settings.data.image_size and settings.data.reads_files:
             raise UserError(
-                f"TRAIN_IMAGE_SIZE={settings.image_size}: the model was trained on {wanted}. Unset it, or set"
+                f"TRAIN_IMAGE_SIZE={settings.data.image_size}: the model was trained on {wanted}. Unset it, or set"
                 " TRAIN_EVAL_SIZE to evaluate at another size."
             )
         raise UserError(
@@ -146,7 +151,7 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
     pairs = zip(trained.classes, score.class_accuracy, strict=True)
     worst = sorted((share, name) for name, share in pairs if share is not None)[:LISTED_CLASSES]
     width = max((len(one_line(known)) for _, known in worst), default=0)
-    name = trained.settings.score
+    name = trained.settings.data.score
     with suppress(BrokenPipeError), writing_stdout():
         print(f"{name:9} {score.accuracy:.2f} %{top5} of {score.images:,} images")
         for key, value in score.others.items():
@@ -163,7 +168,7 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
 
 def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:
     """Write the result as JSON; raises `UserError` if the file cannot be written."""
-    values = {**evaluation_values(score, trained.classes, trained.settings.score), "weights": str(trained.weights)}
+    values = {**evaluation_values(score, trained.classes, trained.settings.data.score), "weights": str(trained.weights)}
     with disk_errors_as_user_errors(path):
         atomic_write_text(path, json.dumps(values, allow_nan=False) + "\n")
 
@@ -175,8 +180,8 @@ def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -
     any images. Frozen ones stay. Raises `UserError` for weights that do not fit, and for a disk.
     """
     models = (
-        load_model(read_trained_run(path, "TRAIN_AVERAGE", settings.model), trained.settings)
-        for path in settings.average.split(",")
+        load_model(read_trained_run(path, "TRAIN_AVERAGE", settings.network.model), trained.settings)
+        for path in settings.run.average.split(",")
     )
     averaged = AveragedModel(next(models))
     averaged.update_parameters(averaged.module)
@@ -185,7 +190,7 @@ def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -
             raise UserError("TRAIN_AVERAGE: not all were pruned alike. Name checkpoints of after the pruning.")
         averaged.update_parameters(model)
     network: nn.Module = averaged.module.to(source.group.device)
-    freeze(network, trained.settings.freeze, head_names(network, len(trained.classes)))
+    freeze(network, trained.settings.network.freeze, head_names(network, len(trained.classes)))
     frozen = [module for module in network.train().modules() if isinstance(module, _BatchNorm) and not module.training]
     kept = [copy.deepcopy(module.state_dict()) for module in frozen]
     update_bn((images for batch in source.train_batches(0) for images, _ in batch.micro_batches), network)

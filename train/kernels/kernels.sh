@@ -32,7 +32,7 @@ jpeg() {
   # Contracted products would round otherwise.
   compile -ffp-contract=off "$source/kernels/jpeg.cpp" "$library" -Wl,-rpath,"$near/pillow.libs" ||
     { without "$(first_error) (Debian: apt install libjpeg-dev)" && return; }
-  problem=$(cd "$2" && LD_LIBRARY_PATH=$site/pillow.libs "$python" -I "$2/entrypoint/__main__.py" --module train.data.decoding.kernel_check "$work/kernel.so" 2>&1) ||
+  problem=$(cd "$2" && LD_LIBRARY_PATH=$site/pillow.libs "$python" -I "$2/entrypoint/__main__.py" --module train.data.decoding.decoder "$work/kernel.so" 2>&1) ||
     { without "${problem##*$'\n'}" && return; }
   mv "$work/kernel.so" "$target"
 }

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from train.models.inspection import count_parameters, in_modules
-from train.setting_groups.model import BACKBONE, STATISTICS
+from train.setting_groups.network import BACKBONE, STATISTICS
 
 
 def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:

@@ -20,13 +20,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from entrypoint.core.errors import ExitCode, UserError, did_you_mean, first_line
 from train.models.registry import restore_state_metadata
-from train.settings import ImageShape, TrainSettings
+from train.setting_groups.network import NetworkSettings
+from train.settings import ImageShape
 
 LAYER_TYPES: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
 
 
 def prune_state(
-    model: nn.Module, state: Mapping[str, Tensor], shape: ImageShape, settings: TrainSettings
+    model: nn.Module, state: Mapping[str, Tensor], shape: ImageShape, settings: NetworkSettings
 ) -> dict[str, Tensor]:
     """Return the state of the pruned model; `model` cannot be used afterwards.
 
@@ -57,7 +58,7 @@ def prune_state(
     return result
 
 
-def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
+def layers_to_prune(model: nn.Module, settings: NetworkSettings) -> list[str]:
     """Return the layers that lose outputs: those of the configured types, except excluded ones and the last layer.
 
     Raises `UserError` if an excluded name is not in the model, or if no layer remains.

@@ -7,19 +7,17 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from train.models.cnn import CNN, WIDTHS, GrayscaleToRGB, SpeedNet
 from train.models.inspection import dry_run
 from train.models.users_code import describe_failure, import_factory
 from train.setting_groups.arguments import Argument, parse_argument
-from train.setting_groups.model import OWN_MODELS, TIMM_PREFIX, ModelSettings
+from train.setting_groups.network import OWN_MODELS, TIMM_PREFIX, NetworkSettings
 from train.settings import ImageShape, TrainSettings
 
 # Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
@@ -29,7 +27,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
+def build_model(settings: NetworkSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a newly initialized model for (channels, height, width) images.
 
     Raises `UserError` for an unknown name, for images that the model cannot process, and for other than one logit for
@@ -72,7 +70,7 @@ DECIDED = {
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-def model_arguments(settings: ModelSettings) -> dict[str, Argument]:
+def model_arguments(settings: NetworkSettings) -> dict[str, Argument]:
     """Return TRAIN_MODEL_ARGS by name; raises `UserError` for what is decided elsewhere."""
     arguments = dict(part.split("=", 1) for part in settings.model_args.split())
     for name in arguments:
@@ -84,7 +82,7 @@ def model_arguments(settings: ModelSettings) -> dict[str, Argument]:
     return {name: parse_argument(text) for name, text in arguments.items()}
 
 
-def explain_arguments(settings: ModelSettings, error: Exception, plain: Callable[[], nn.Module]) -> None:
+def explain_arguments(settings: NetworkSettings, error: Exception, plain: Callable[[], nn.Module]) -> None:
     """Raise `UserError` if a model does not take what TRAIN_MODEL_ARGS says; `plain` makes one without."""
     unknown = UNKNOWN_ARGUMENT.search(str(error))
     name = unknown[1] if unknown else ""
@@ -95,7 +93,7 @@ def explain_arguments(settings: ModelSettings, error: Exception, plain: Callable
     raise unknown_argument_error(settings, name, known) from None
 
 
-def unknown_argument_error(settings: ModelSettings, name: str, known: Sequence[str]) -> UserError:
+def unknown_argument_error(settings: NetworkSettings, name: str, known: Sequence[str]) -> UserError:
     """Return the error for an argument that a model does not take."""
     return UserError(
         f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} is no argument of {printable(settings.model)}."
@@ -103,7 +101,7 @@ def unknown_argument_error(settings: ModelSettings, name: str, known: Sequence[s
     )
 
 
-def torchvision_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
+def torchvision_model(settings: NetworkSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a torchvision classifier by name; raises `UserError` for an unknown name."""
     name = settings.model
     models = import_library("torchvision.models", name)
@@ -152,19 +150,21 @@ def check_other_size(settings: TrainSettings, model: nn.Module, shapes: Iterable
     """Run a blank image of each shape through the model; raises `UserError` that names the setting of the size."""
     for shape in shapes:
         try:
-            check_outputs(model, settings.model, shape, classes)
+            check_outputs(model, settings.network.model, shape, classes)
         except UserError as error:
-            is_eval = settings.eval_size in shape[1:]
+            is_eval = settings.data.eval_size in shape[1:]
             name, value = (
-                ("TRAIN_EVAL_SIZE", settings.eval_size) if is_eval else ("TRAIN_SIZE_SCHEDULE", settings.size_schedule)
+                ("TRAIN_EVAL_SIZE", settings.data.eval_size)
+                if is_eval
+                else ("TRAIN_SIZE_SCHEDULE", settings.data.size_schedule)
             )
             raise UserError(
-                f"{name}={value}: {printable(settings.model)} does not take images of {shape[1]}x{shape[2]}"
+                f"{name}={value}: {printable(settings.network.model)} does not take images of {shape[1]}x{shape[2]}"
                 f" ({printable(str(error))}). Take a model for several sizes, or other sizes."
             ) from None
 
 
-def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
+def factory_model(settings: NetworkSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return what the user's function makes; raises `UserError` if it cannot be called or makes no model.
 
     It is called with `num_classes`, and with `in_channels` and `image_size` if it takes them.
@@ -200,7 +200,7 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
     return model
 
 
-def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
+def timm_model(settings: NetworkSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a model of timm by name; raises `UserError` for an unknown one, or if timm is not installed."""
     name = settings.model.removeprefix(TIMM_PREFIX)
     timm = import_library("timm", settings.model)
@@ -244,19 +244,4 @@ def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> 
     return UserError(
         f"TRAIN_MODEL={printable(name)}: cannot take {'x'.join(map(str, shape))} images ({first_line(error)}); take"
         " another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
-    )
-
-
-def recompute_activations(model: Any, name: str) -> None:
-    """Have a model recompute its activations in the backward pass, as timm's can: less memory for more time.
-
-    Raises `UserError` for one that cannot, and for one with BatchNorm, which would count each batch twice.
-    """
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        with suppress(AttributeError, AssertionError):  # timm asserts that a model can
-            model.set_grad_checkpointing()
-            return
-    raise UserError(
-        f"TRAIN_ACTIVATION_CHECKPOINTING=1: {printable(name)} cannot. Take a model of timm without BatchNorm, such as"
-        " timm:vit_small_patch16_224."
     )

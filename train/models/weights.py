@@ -28,7 +28,7 @@ from train.models.weights_origin import (
     packaged_weights,
     read_origin,
 )
-from train.setting_groups.model import TIMM_PREFIX, ModelSettings
+from train.setting_groups.network import TIMM_PREFIX, NetworkSettings
 from train.settings import ImageShape
 
 # Extra classifiers of torchvision's GoogLeNet and Inception, which are trained without here.
@@ -92,7 +92,7 @@ def without_adapter(model: nn.Module) -> nn.Module:
 
 
 def load_weights(
-    settings: ModelSettings, model: nn.Module, shape: ImageShape, classes: tuple[str, ...]
+    settings: NetworkSettings, model: nn.Module, shape: ImageShape, classes: tuple[str, ...]
 ) -> FittedWeights:
     """Return the tensors for a model by TRAIN_WEIGHTS; raises `UserError` for a file that does not fit."""
     if settings.weights == PRETRAINED:
@@ -104,7 +104,7 @@ def load_weights(
 
 
 def fit_weights(
-    settings: ModelSettings,
+    settings: NetworkSettings,
     model: nn.Module,
     state: Mapping[str, Tensor],
     origin: WeightsOrigin,
@@ -210,7 +210,7 @@ def shape_text(tensor: Tensor | None) -> str:
     return ("x".join(map(str, tensor.shape)) or "one value") + kind
 
 
-def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Tensor]:
+def published_state(settings: NetworkSettings, shape: ImageShape) -> dict[str, Tensor]:
     """Return the weights that a model's library publishes, from its cache or the network; raises `UserError`."""
     name = settings.model
     if name.startswith(TIMM_PREFIX):

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from train.data.feeds.batches import IGNORE_LABEL
 from train.setting_groups.arguments import parse_class_weights
-from train.setting_groups.optimization import LOSSES, OptimizationSettings
+from train.setting_groups.optimization import LOSSES
+from train.settings import TrainSettings
 
 FOCAL_GAMMA = 2
 OF_NUMBERS: Mapping[str, Callable[..., Tensor]] = {
@@ -75,17 +76,17 @@ class Loss:
         return losses if self.weights is None else losses * self.weights[labels]
 
 
-def loss_name(settings: OptimizationSettings) -> str:
+def loss_name(settings: TrainSettings) -> str:
     """Return the loss of a run."""
-    return LOSSES[settings.task][0] if settings.loss == "auto" else settings.loss
+    loss = settings.optim.loss
+    return LOSSES[settings.data.task][0] if loss == "auto" else loss
 
 
-def training_loss(
-    settings: OptimizationSettings, classes: Sequence[str], counts: Tensor, targets: Tensor | None
-) -> Loss:
+def training_loss(settings: TrainSettings, classes: Sequence[str], counts: Tensor, targets: Tensor | None) -> Loss:
     """Return the loss that a run minimizes; `counts` are the classes' numbers of training images."""
-    weights = class_weights(settings.class_weights, classes, counts) if settings.class_weights else None
-    return Loss(loss_name(settings), settings.label_smoothing, weights, targets)
+    weights = settings.optim.class_weights
+    of_classes = class_weights(weights, classes, counts) if weights else None
+    return Loss(loss_name(settings), settings.optim.label_smoothing, of_classes, targets)
 
 
 def evaluation_loss(loss: Loss) -> Loss:

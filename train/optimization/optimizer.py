@@ -17,7 +17,7 @@ from entrypoint.core.errors import UserError, did_you_mean, first_line, printabl
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
 from train.models.inspection import in_modules
 from train.setting_groups.arguments import Argument, parse_argument
-from train.setting_groups.model import TIMM_PREFIX
+from train.setting_groups.network import TIMM_PREFIX, NetworkSettings
 from train.setting_groups.optimization import DEFAULT_LR, SGD, OptimizationSettings, peak_lr
 from train.settings import TrainSettings
 
@@ -135,28 +135,31 @@ def build_optimizer(
     Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is skipped. torch 2.8's
     fused SGD leaves momentum uninitialized then. Raises `UserError` for arguments that the optimizer refuses.
     """
-    kind = find_optimizer(settings)
+    kind = find_optimizer(settings.optim)
     taken = argument_defaults(kind)
-    arguments: dict[str, Any] = {"lr": run_peak_lr(settings), **parse_arguments(settings, kind)}
+    arguments: dict[str, Any] = {
+        "lr": run_peak_lr(settings.optim),
+        **parse_arguments(settings.optim, kind),
+    }
     if "weight_decay" in taken:
-        arguments["weight_decay"] = settings.weight_decay
+        arguments["weight_decay"] = settings.optim.weight_decay
     if "fused" in taken:
         arguments["fused"] = fused and all(parameter.is_floating_point() for parameter in model.parameters())
-    if settings.optimizer.lower() == SGD:
-        arguments |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
-    groups = parameter_groups(settings, model, head)
-    if settings.compile == "off":
+    if settings.optim.optimizer.lower() == SGD:
+        arguments |= {"momentum": settings.optim.momentum, "nesterov": settings.optim.momentum > 0}
+    groups = parameter_groups(settings.optim, model, head)
+    if settings.compute.compile == "off":
         skip_dynamo_import()
     try:
         optimizer = kind(groups, **arguments)
     except (ValueError, TypeError, IndexError) as error:
-        raise arguments_error(settings, kind.__name__, error) from None
-    if settings.compile == "off":
+        raise arguments_error(settings.optim, kind.__name__, error) from None
+    if settings.compute.compile == "off":
         unwrap_step(optimizer)
     return optimizer
 
 
-def arguments_error(settings: TrainSettings, name: str, error: Exception) -> UserError:
+def arguments_error(settings: OptimizationSettings, name: str, error: Exception) -> UserError:
     """Return the error for arguments that an optimizer refuses."""
     return UserError(
         f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {name} refuses them ({first_line(error)}). Correct"
@@ -164,7 +167,7 @@ def arguments_error(settings: TrainSettings, name: str, error: Exception) -> Use
     )
 
 
-def parameter_groups(settings: TrainSettings, model: nn.Module, head: tuple[str, ...]) -> list[dict[str, Any]]:
+def parameter_groups(settings: OptimizationSettings, model: nn.Module, head: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the trainable parameters, grouped by learning-rate factor (`rate`) and weight decay.
 
     Factors of the model's own `lr_multipliers` apply to SGD only, and leave the weight decay per step the same.
@@ -185,7 +188,7 @@ def parameter_groups(settings: TrainSettings, model: nn.Module, head: tuple[str,
     return [groups[key] for key in sorted(groups)]
 
 
-def lr_factors(settings: TrainSettings, model: nn.Module, head: tuple[str, ...]) -> dict[str, float]:
+def lr_factors(settings: OptimizationSettings, model: nn.Module, head: tuple[str, ...]) -> dict[str, float]:
     """Return the factor of each parameter's learning rate by TRAIN_LR_LAYER_DECAY and TRAIN_HEAD_LR.
 
     The head has the peak learning rate, the last block one decay less, and so on to the input (BEiT, arXiv:2106.08254).
@@ -229,7 +232,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("rate", 1.0)
 
 
-def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+def lr_schedule(settings: OptimizationSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 0.
 
     It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
@@ -250,13 +253,16 @@ def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int)
         if settings.schedule == "cosine":
             return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
         if settings.schedule == "step":
-            return max(low, peak * settings.lr_gamma ** (step // (settings.lr_step_epochs * steps_per_epoch)))
+            return max(
+                low,
+                peak * settings.lr_gamma ** (step // (settings.lr_step_epochs * steps_per_epoch)),
+            )
         return peak
 
     return lr
 
 
-def make_ema(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
+def make_ema(model: nn.Module, settings: NetworkSettings) -> AveragedModel | None:
     """Return the EMA model, or None if TRAIN_EMA_DECAY is 0."""
     if not settings.ema_decay:
         return None

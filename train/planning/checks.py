@@ -10,7 +10,8 @@ from train.planning.export_formats import check_formats
 from train.planning.image_sizes import check_image_sizes, model_input_shape
 from train.planning.trained_run import read_trained_run
 from train.setting_groups.arguments import parse_class_weights
-from train.setting_groups.optimization import ELEMENTWISE, LOSSES
+from train.setting_groups.data import DataSettings
+from train.setting_groups.optimization import ELEMENTWISE, LOSSES, OptimizationSettings
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # What poolings, and speednet's whitening, leave nothing of.
@@ -19,15 +20,17 @@ MIN_PIXELS = {"cnn": 4, "speednet": 9, "speednet-half": 9}
 
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
-    if not given.values.bias and given.values.model != "cnn":
-        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
+    if not given.values.network.bias and given.values.network.model != "cnn":
+        raise UserError(
+            f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.network.model}. Unset it."
+        )
     check_smallest_images(given, dataset)
-    check_augment(given.values, dataset.shape[0])
+    check_augment(given.values.data, dataset.shape[0])
     check_optimizer(given)
     check_choice(given, dataset)
     check_teacher(given.values, dataset)
-    if given.values.class_weights not in ("", "auto"):
-        parse_class_weights(given.values.class_weights, dataset.classes)
+    if given.values.optim.class_weights not in ("", "auto"):
+        parse_class_weights(given.values.optim.class_weights, dataset.classes)
     check_extras(given)
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
@@ -37,12 +40,14 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
 
 def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
     """Raise `UserError` for a teacher that cannot be read, or does not know these classes or images."""
-    if not settings.teacher or settings.task != "classify":
+    if not settings.optim.teacher or settings.data.task != "classify":
         return
-    trained = read_trained_run(settings.teacher, "TRAIN_TEACHER", settings.model)
-    source = f"TRAIN_TEACHER={printable(settings.teacher)}"
-    if trained.settings.task != settings.task:
-        raise UserError(f"{source}: was trained for {trained.settings.task}, which has no classes. Name another one.")
+    trained = read_trained_run(settings.optim.teacher, "TRAIN_TEACHER", settings.network.model)
+    source = f"TRAIN_TEACHER={printable(settings.optim.teacher)}"
+    if trained.settings.data.task != settings.data.task:
+        raise UserError(
+            f"{source}: was trained for {trained.settings.data.task}, which has no classes. Name another one."
+        )
     trained.order_of(dataset.classes, source)
     if trained.shape[0] != dataset.shape[0]:
         raise UserError(
@@ -54,10 +59,10 @@ def check_teacher(settings: TrainSettings, dataset: DatasetInfo) -> None:
 def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if the run has fewer steps than TRAIN_PROFILE needs after its warm-up."""
     settings = given.values
-    if not settings.profile or not dataset.train_images:
+    if not settings.run.profile or not dataset.train_images:
         return
-    steps = settings.total_steps(images_to_train(settings, dataset) // settings.batch_size)
-    needed = PROFILE_WARM_UP + settings.profile
+    steps = settings.optim.total_steps(steps_of_epoch(settings, dataset))
+    needed = PROFILE_WARM_UP + settings.run.profile
     if steps < needed:
         raise UserError(
             f"{given.sources['profile']}: needs {needed} steps, {PROFILE_WARM_UP} of them as a warm-up, and this run"
@@ -67,21 +72,24 @@ def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetI
 
 def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for images that are too small for this project's own networks."""
-    _, height, width = model_input_shape(given.values, dataset.shape)
-    needed = MIN_PIXELS.get(given.values.model, 0)
+    _, height, width = model_input_shape(given.values.data, dataset.shape)
+    needed = MIN_PIXELS.get(given.values.network.model, 0)
     if min(height, width) >= needed:
         return
-    recipe = f"{given.sources.get('recipe', '')} (TRAIN_MODEL={given.values.model})"
-    resize = ", or set TRAIN_IMAGE_SIZE=32" if given.values.reads_files else ""
+    recipe = f"{given.sources.get('recipe', '')} (TRAIN_MODEL={given.values.network.model})"
+    resize = ", or set TRAIN_IMAGE_SIZE=32" if given.values.data.reads_files else ""
     raise UserError(
         f"{given.sources.get('model', recipe)}: needs images of {needed} pixels, and these have {height}x{width}. Take"
         f" another model{resize}."
     )
 
 
-def check_augment(settings: TrainSettings, channels: int) -> None:
+def check_augment(settings: DataSettings, channels: int) -> None:
     """Raise `UserError` for flips that the transform does not make, and for colors that gray images do not have."""
-    transform, names = settings.transform_of(channels), {part.split("-")[0] for part in settings.augment.split(",")}
+    transform, names = (
+        settings.transform_of(channels),
+        {part.split("-")[0] for part in settings.augment.split(",")},
+    )
     for name, is_wrong, why in (
         ("hflip", transform in ("none", "book"), f"{transform} does not take a chance to flip"),
         ("gray", channels == 1, "the images are gray"),
@@ -93,8 +101,8 @@ def check_augment(settings: TrainSettings, channels: int) -> None:
 def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for an optimizer that FSDP cannot shard."""
     settings = given.values
-    if settings.parallelism == "fsdp" and settings.optimizer.lower() not in ELEMENTWISE:
-        recipe = f"{given.sources.get('recipe', '')} (TRAIN_OPTIMIZER={settings.optimizer})"
+    if settings.compute.parallelism == "fsdp" and settings.optim.optimizer.lower() not in ELEMENTWISE:
+        recipe = f"{given.sources.get('recipe', '')} (TRAIN_OPTIMIZER={settings.optim.optimizer})"
         raise UserError(
             f"{given.sources.get('optimizer', recipe)} and {given.sources['parallelism']} contradict: its step needs"
             f" whole parameters, and each rank has a shard. Use one of: {', '.join(sorted(ELEMENTWISE))}."
@@ -105,30 +113,35 @@ def check_extras(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a setting that needs an extra of the wheel which is not installed."""
     values = given.values
     needed = {
-        "track": values.track if values.track != "off" else "",
-        "prune_ratio": "prune" if values.prune_ratio else "",
-        "tensorboard": "tensorboard" if values.tensorboard else "",
+        "track": values.run.track if values.run.track != "off" else "",
+        "prune_ratio": "prune" if values.network.prune_ratio else "",
+        "tensorboard": "tensorboard" if values.run.tensorboard else "",
     }
-    if values.export != "off":
-        check_formats(values.export.split(","), printable(given.sources["export"]))
+    if values.run.export != "off":
+        check_formats(values.run.export.split(","), printable(given.sources["export"]))
     for name, extra in needed.items():
         if extra and name in given.sources:  # the default, TensorBoard, is left out instead
             require_extra(extra, given.sources.get(name, f"TRAIN_{name.upper()}"))
 
 
-def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:
+def images_to_train(settings: DataSettings, dataset: DatasetInfo) -> int:
     """Return the number of training images without those that choose the best checkpoint, 0 if unknown."""
     return dataset.train_images - round(dataset.train_images * settings.val_split)
 
 
+def steps_of_epoch(settings: TrainSettings, dataset: DatasetInfo) -> int:
+    """Return the optimizer steps of an epoch, 0 if unknown."""
+    return images_to_train(settings.data, dataset) // settings.optim.batch_size
+
+
 def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for two kinds of images that choose the best checkpoint."""
-    if given.values.val_split and dataset.has_val:
+    if given.values.data.val_split and dataset.has_val:
         raise UserError(
             f"{given.sources['val_split']}: the folder has val/ next to test/, which chooses the best checkpoint."
             " Unset one of the two."
         )
-    if given.values.val_split and 0 < dataset.train_images <= len(dataset.classes):
+    if given.values.data.val_split and 0 < dataset.train_images <= len(dataset.classes):
         raise UserError(
             f"{given.sources['val_split']}: leaves no image to choose by, as each class has one. Unset it or add"
             " images."
@@ -137,7 +150,7 @@ def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> 
 
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if a batch is larger than the training set."""
-    size, count = given.values.batch_size, images_to_train(given.values, dataset)
+    size, count = given.values.optim.batch_size, images_to_train(given.values.data, dataset)
     if not count or size <= count:
         return
     recipe = given.sources.get("recipe", "")
@@ -153,24 +166,24 @@ def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
 
     A folder whose unreadable images are skipped may have more epochs than its files say.
     """
-    may_shrink = settings.reads_files and settings.on_unreadable_image == "skip"
-    if not settings.prune_ratio or not settings.steps or may_shrink:
+    may_shrink = settings.data.reads_files and settings.data.on_unreadable_image == "skip"
+    if not settings.network.prune_ratio or not settings.optim.steps or may_shrink:
         return
-    steps_per_epoch = images_to_train(settings, dataset) // settings.batch_size
+    steps_per_epoch = steps_of_epoch(settings, dataset)
     if steps_per_epoch:
-        check_epochs_after_pruning(settings, settings.total_epochs(steps_per_epoch))
+        check_epochs_after_pruning(settings, settings.optim.total_epochs(steps_per_epoch))
 
 
 def check_epochs_after_pruning(settings: TrainSettings, epochs: int) -> None:
     """Raise `UserError` if no epoch of the run is left to train the pruned model."""
-    if settings.prune_ratio and settings.prune_warmup >= epochs:
+    if settings.network.prune_ratio and settings.network.prune_warmup >= epochs:
         raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs."
-            " Lower it, so that the pruned model is trained on."
+            f"TRAIN_PRUNE_WARMUP={settings.network.prune_warmup}: TRAIN_STEPS={settings.optim.steps} are {epochs}"
+            " epochs. Lower it, so that the pruned model is trained on."
         )
 
 
-def check_shares(settings: TrainSettings, ranks: int) -> None:
+def check_shares(settings: OptimizationSettings, ranks: int) -> None:
     """Raise `UserError` where a batch has fewer images than there are ranks and micro-batches."""
     shares = ranks * settings.grad_accum_steps
     if settings.batch_size < shares:
@@ -184,27 +197,26 @@ def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for settings that contradict each other."""
     settings, sources = given.values, given.sources
     check_task(given)
-    if settings.steps and "epochs" in sources:
+    if settings.optim.steps and "epochs" in sources:
         raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
-    if settings.image_size != "auto" and not settings.reads_files:
+    if settings.data.image_size != "auto" and not settings.data.reads_files:
         raise UserError(
             f"{sources['image_size']}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
-            f" {settings.dataset}. Unset it."
+            f" {settings.data.dataset}. Unset it."
         )
-    if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
+    if (
+        settings.network.prune_ratio
+        and not settings.optim.steps
+        and settings.network.prune_warmup >= settings.optim.epochs
+    ):
         raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: no epoch of TRAIN_EPOCHS={settings.epochs} is left to train"
-            " the pruned model. Lower it."
+            f"TRAIN_PRUNE_WARMUP={settings.network.prune_warmup}: no epoch of TRAIN_EPOCHS={settings.optim.epochs} is"
+            " left to train the pruned model. Lower it."
         )
-    if settings.max_minutes is not None and not settings.checkpoint_every:
+    if settings.run.max_minutes is not None and not settings.run.checkpoint_every:
         raise UserError(
             f"{sources['max_minutes']}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
             " Set TRAIN_CHECKPOINT_EVERY=1."
-        )
-    if settings.activation_checkpointing and settings.compile != "off":
-        raise UserError(
-            f"{sources['activation_checkpointing']} and {sources['compile']} contradict: the compiler itself chooses"
-            " what to recompute. Drop one of the two."
         )
     check_fsdp_settings(given)
 
@@ -220,23 +232,28 @@ FSDP_INCOMPATIBLE = {
 def check_task(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a task without targets, and for a loss of another task."""
     settings = given.values
-    if settings.task != "classify" and settings.dataset not in ("csv", "shards") and not settings.reads_items:
+    if (
+        settings.data.task != "classify"
+        and settings.data.dataset not in ("csv", "shards")
+        and not settings.data.reads_items
+    ):
         raise UserError(
             f"{given.sources['task']}: the labels stand in train.csv or in shards, and TRAIN_DATASET is"
-            f" {settings.dataset}. Set TRAIN_DATASET=csv or shards."
+            f" {settings.data.dataset}. Set TRAIN_DATASET=csv or shards."
         )
-    if settings.loss not in ("auto", *LOSSES[settings.task]):
+    task, loss = settings.data.task, settings.optim.loss
+    if loss not in ("auto", *LOSSES[task]):
         raise UserError(
-            f"{given.sources.get('loss', f'TRAIN_LOSS={settings.loss}')}: is no loss of TRAIN_TASK={settings.task}. Use"
-            f" {', '.join(LOSSES[settings.task])}."
+            f"{given.sources.get('loss', f'TRAIN_LOSS={loss}')}: is no loss of TRAIN_TASK={task}. Use"
+            f" {', '.join(LOSSES[task])}."
         )
 
 
 def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for settings that do not work with FSDP."""
     settings = given.values
-    if settings.parallelism == "ddp":
+    if settings.compute.parallelism == "ddp":
         return
     for field, (allowed, why) in FSDP_INCOMPATIBLE.items():
-        if getattr(settings, field) != allowed:
+        if settings.value(field) != allowed:
             raise UserError(f"{given.sources[field]} and {given.sources['parallelism']} contradict: {why}.")

@@ -9,6 +9,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.backends import find_ipex_problem
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Source
+from train.setting_groups.compute import ComputeSettings
 from train.settings import TrainSettings
 
 # CPU flags of bf16 instructions: AVX-512's, AMX's and Arm's.
@@ -25,7 +26,7 @@ def decide_precision(given: ParsedSettings[TrainSettings], device: str, machine:
     fp32 is the default, because in bf16 runs of one seed on one rank and on two diverge sooner.
     """
     support = hardware_support("bf16", device, machine)
-    requested = given.values.precision
+    requested = given.values.compute.precision
     if requested == "auto":
         reason = f"{support}; weights stay fp32" if support else "the hardware has no bf16; emulating it is slow"
         return Decision("precision", "bf16" if support else "fp32", reason)
@@ -53,10 +54,10 @@ def check_fp8(given: ParsedSettings[TrainSettings], device: str, machine: Machin
     if "torchao" not in machine.packages.versions:
         raise UserError(f"{source}: needs torchao, which is not installed. Run: pip install torchao", ExitCode.MACHINE)
     others = {
-        "evaluate": values.evaluate,
-        "prune_ratio": values.prune_ratio > 0,
-        "export": values.export != "off",
-        "parallelism": values.parallelism == "fsdp",
+        "evaluate": values.run.evaluate,
+        "prune_ratio": values.network.prune_ratio > 0,
+        "export": values.run.export != "off",
+        "parallelism": values.compute.parallelism == "fsdp",
     }
     if clash := next((name for name, is_set in others.items() if is_set), ""):
         other = given.sources.get(clash) or f"TRAIN_{clash.upper()}"
@@ -87,7 +88,7 @@ def decide_compiling(given: ParsedSettings[TrainSettings], problem: str, cache: 
     Raises `UserError` in that case, and for settings that contradict.
     """
     values, sources = given.values, given.sources
-    if values.compile == "off":
+    if values.compute.compile == "off":
         if "compile_backend" in sources:
             raise UserError(f"{sources['compile_backend']}: nothing is compiled. Set TRAIN_COMPILE=default too.")
         if "compile" in sources:
@@ -95,15 +96,17 @@ def decide_compiling(given: ParsedSettings[TrainSettings], problem: str, cache: 
         return Decision("compile", "off", "the default: compilation takes 30 s or more")
     if problem:
         source = sources.get("compile_backend", sources["compile"])
-        raise UserError(f"{source}: {values.compile_backend} {problem}. See `entrypoint doctor`.", ExitCode.MACHINE)
-    if values.compile_backend != "inductor" and values.compile not in ("default", "auto"):
+        raise UserError(
+            f"{source}: {values.compute.compile_backend} {problem}. See `entrypoint doctor`.", ExitCode.MACHINE
+        )
+    if values.compute.compile_backend != "inductor" and values.compute.compile not in ("default", "auto"):
         raise UserError(
             f"{sources['compile']} and {sources['compile_backend']} contradict: only inductor has modes."
             " Set TRAIN_COMPILE=default."
         )
-    when = "if the run is long enough; " if values.compile == "auto" else ""
-    detail = f"{when}kept in {printable(cache)}" if cache and values.compile_backend == "inductor" else when
-    value = f"{values.compile} by {values.compile_backend}"
+    when = "if the run is long enough; " if values.compute.compile == "auto" else ""
+    detail = f"{when}kept in {printable(cache)}" if cache and values.compute.compile_backend == "inductor" else when
+    value = f"{values.compute.compile} by {values.compute.compile_backend}"
     return Decision("compile", value, detail, Source.USER, sources["compile"])
 
 
@@ -116,15 +119,15 @@ def decide_winograd(
     Returns nothing where it cannot be used and nobody asked. Raises `UserError` where the user asks for it then.
     """
     values, source = given.values, given.sources.get("winograd", "")
-    if values.winograd == "off":
+    if values.compute.winograd == "off":
         return (Decision("winograd", "off", "", Source.USER, source),)
-    problem = why_no_winograd(values, device, precision)
-    if values.winograd == "on" and problem:
+    problem = why_no_winograd(values.compute, device, precision)
+    if values.compute.winograd == "on" and problem:
         raise UserError(f"{source}: {problem}. Set TRAIN_WINOGRAD=auto.")
     missing = winograd_needs(machine.cpu_flags, has_kernel=has_kernel)
-    if values.winograd == "on" and missing:
+    if values.compute.winograd == "on" and missing:
         raise UserError(f"{source}: the algorithm {missing}. Set TRAIN_WINOGRAD=auto.", ExitCode.MACHINE)
-    if values.winograd == "on":
+    if values.compute.winograd == "on":
         return (Decision("winograd", "on", "", Source.USER, source),)
     if problem:
         return ()
@@ -147,7 +150,7 @@ def winograd_needs(cpu_flags: Collection[str], *, has_kernel: bool) -> str:
     return "" if "avx2" in cpu_flags else "needs a CPU with AVX2"
 
 
-def why_no_winograd(settings: TrainSettings, device: str, precision: str) -> str:
+def why_no_winograd(settings: ComputeSettings, device: str, precision: str) -> str:
     """Return what contradicts Winograd's algorithm, empty if nothing does."""
     contradictions = {
         f"it is for CPUs, and the run uses {device}": device != "cpu",
@@ -168,9 +171,9 @@ def why_ipex_does_not_pack(settings: TrainSettings, machine: Machine) -> str:
     """
     if not {"avx512f", "amx_tile"} & set(machine.cpu_flags):
         return "no AVX-512 or AMX"
-    if settings.ema_decay:
+    if settings.network.ema_decay:
         return "EMA copies the model"
-    return "" if settings.compile == "off" else "the model is compiled"
+    return "" if settings.compute.compile == "off" else "the model is compiled"
 
 
 def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
@@ -178,10 +181,10 @@ def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Mach
 
     Raises `UserError` where the user asks for it and it cannot be used.
     """
-    requested = given.values.ipex
+    requested = given.values.compute.ipex
     problem = find_ipex_problem(device, machine.packages.versions)
     problem = problem and f"Intel's extension {problem}"
-    if given.values.parallelism == "fsdp":
+    if given.values.compute.parallelism == "fsdp":
         problem = problem or "its kernels do not work with sharded weights (TRAIN_PARALLELISM=fsdp)"
     if requested == "on" and problem:
         raise UserError(f"{given.sources['ipex']}: {problem}. Set TRAIN_IPEX=auto.", ExitCode.MACHINE)

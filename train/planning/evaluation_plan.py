@@ -37,12 +37,12 @@ def plan_evaluation(
     `ask_model` has a child process build the model, for a size that only the model itself can refuse.
     """
     settings = given.values
-    check_result_file(settings.evaluation_file, "TRAIN_EVALUATION_FILE")
+    check_result_file(settings.run.evaluation_file, "TRAIN_EVALUATION_FILE")
     check_new_model(given, plan)
     check_image_sizes(given, dataset)
-    if image_sizes(settings, dataset.shape).other_shapes:
+    if image_sizes(settings.data, dataset.shape).other_shapes:
         ask_model()
-    source = "stream" if settings.reads_files else "memory"
+    source = "stream" if settings.data.reads_files else "memory"
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     trainer = TrainerPlan(
@@ -54,11 +54,11 @@ def plan_evaluation(
         saves_checkpoints=False,
     )
     int8: tuple[Decision, ...] = ()
-    if settings.max_loss is not None:
-        limit = f"at most {settings.max_loss:g} points below the model's score"
+    if settings.run.max_loss is not None:
+        limit = f"at most {settings.run.max_loss:g} points below the model's score"
         int8 = (make_decision("int8", INT8_FILE, "", limit, given.sources["max_loss"]),)
     decisions = (
-        make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
+        make_decision("evaluate", settings.run.evaluate, "", "trains nothing", given.sources["evaluate"]),
         decide_model(given),
         *int8,
         *decide_images(dataset),
@@ -76,7 +76,7 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     found = [
         printable(source)
         for field, source in sorted(given.sources.items())
-        if rules[field].evaluate == "unused" and getattr(given.values, field) != getattr(defaults, field)
+        if rules[field].evaluate == "unused" and given.values.value(field) != defaults.value(field)
     ]
     verb = "has" if len(found) == 1 else "have"
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
@@ -85,9 +85,9 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
 def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
     """Raise `UserError` if no other model can be made here, by one rank, into its folder, with its own data."""
     settings = given.values
-    if settings.tests_only:
+    if settings.run.tests_only:
         return
-    verb = "average" if settings.average else "quantize"
+    verb = "average" if settings.run.average else "quantize"
     if verb == "quantize":
         require_extra("onnx", verb)
     if plan.nodes.world_size > 1:
@@ -96,12 +96,12 @@ def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
         raise UserError(
             f"{given.sources['data_dir']}: {verb} takes the data of the run, to train and to test. Unset it."
         )
-    trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
-    folder = average_file(trained).parent if settings.average else trained.weights.parent
+    trained = read_trained_run(settings.run.evaluate, "TRAIN_EVALUATE", settings.network.model)
+    folder = average_file(trained).parent if settings.run.average else trained.weights.parent
     if why := why_not_writable(folder):
         raise UserError(f"{verb}: {printable(folder)} cannot be written ({why}). Copy the model to another folder.")
-    for path in settings.average.split(",") if settings.average else ():
-        runs = (trained, read_trained_run(path, "TRAIN_AVERAGE", settings.model))
+    for path in settings.run.average.split(",") if settings.run.average else ():
+        runs = (trained, read_trained_run(path, "TRAIN_AVERAGE", settings.network.model))
         facts = [
             (run.classes, run.normalization.mean, run.normalization.scale, run.normalization.outputs.mean)
             for run in runs

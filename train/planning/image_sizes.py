@@ -8,6 +8,7 @@ from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.setting_groups.data import DataSettings
 from train.settings import ImageShape, TrainSettings
 
 # The book's pipeline crops its images to this side.
@@ -53,7 +54,7 @@ def scale_shape(shape: ImageShape, side: int) -> ImageShape:
     return channels, round(height * side / shorter), round(width * side / shorter)
 
 
-def image_sizes(settings: TrainSettings, decoded: ImageShape) -> ImageSizes:
+def image_sizes(settings: DataSettings, decoded: ImageShape) -> ImageSizes:
     """Return the sizes of a run whose images are decoded to this shape: the larger one of training and evaluation."""
     train = evaluated = decoded
     if settings.eval_size and settings.image_size != "auto":
@@ -61,7 +62,7 @@ def image_sizes(settings: TrainSettings, decoded: ImageShape) -> ImageSizes:
     return ImageSizes(decoded, train, evaluated, parse_schedule(settings.size_schedule)[0])
 
 
-def model_input_shape(settings: TrainSettings, shape: ImageShape) -> ImageShape:
+def model_input_shape(settings: DataSettings, shape: ImageShape) -> ImageShape:
     """Return (channels, height, width) of the images that reach the model: the book's pipeline crops them."""
     if settings.transforms == "book":
         return shape[0], BOOK_CROP, BOOK_CROP
@@ -87,20 +88,21 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
     settings = given.values
     sources = {field: given.sources.get(field, variable_name("TRAIN_", field)) for field in SIZES}
     for field in SIZES[:2]:
-        if getattr(settings, field) and settings.transforms == "book":
+        if settings.value(field) and settings.data.transforms == "book":
             raise UserError(
                 f"{sources[field]} and {sources['transforms']} contradict: the book's have one size. Drop one."
             )
-    if settings.eval_size and not settings.reads_files:
+    if settings.data.eval_size and not settings.data.reads_files:
         raise UserError(
-            f"{sources['eval_size']}: only image files are resized, and TRAIN_DATASET is {settings.dataset}. Unset it."
+            f"{sources['eval_size']}: only image files are resized, and TRAIN_DATASET is {settings.data.dataset}."
+            " Unset it."
         )
-    if settings.eval_size and settings.image_size == "auto":
+    if settings.data.eval_size and settings.data.image_size == "auto":
         raise UserError(f"{sources['eval_size']}: needs TRAIN_IMAGE_SIZE, the size of training. Set both.")
-    ends, last = parse_schedule(settings.size_schedule)
+    ends, last = parse_schedule(settings.data.size_schedule)
     if not ends:
         return
-    sizes = image_sizes(settings, dataset.shape)
+    sizes = image_sizes(settings.data, dataset.shape)
     side = min(sizes.train[1:])
     source = sources["size_schedule"]
     if ends[-1][0] >= 1:
@@ -118,16 +120,16 @@ def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInf
     """Return what the sizes of training and evaluation are, if they differ from that of the images."""
     settings = given.values
     found: list[Decision] = []
-    if settings.size_schedule and not settings.evaluate:
-        each = "; each size is compiled by itself" if settings.compile != "off" else ""
+    if settings.data.size_schedule and not settings.run.evaluate:
+        each = "; each size is compiled by itself" if settings.compute.compile != "off" else ""
         reason = f"resized on the device{each}"
         source = given.sources.get("size_schedule", "")
-        found.append(make_decision("image sizes", settings.size_schedule, "by the recipe", reason, source))
-    if settings.eval_size:
-        sizes = image_sizes(settings, dataset.shape)
+        found.append(make_decision("image sizes", settings.data.size_schedule, "by the recipe", reason, source))
+    if settings.data.eval_size:
+        sizes = image_sizes(settings.data, dataset.shape)
         reason = f"files are decoded to {min(sizes.decoded[1:])} pixels"
-        if sizes.train != sizes.decoded and not settings.evaluate:
+        if sizes.train != sizes.decoded and not settings.run.evaluate:
             reason += f", and training resizes them to {min(sizes.train[1:])}"
         source = given.sources.get("eval_size", "")
-        found.append(make_decision("evaluation size", str(settings.eval_size), "", reason, source))
+        found.append(make_decision("evaluation size", str(settings.data.eval_size), "", reason, source))
     return tuple(found)

@@ -29,7 +29,7 @@ def decide_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str
     """Return the threads of each rank that decode, none for data in memory."""
     if source == "memory":
         return 0, Decision("loader workers", "0", "batches come from memory")
-    requested = given.values.num_workers
+    requested = given.values.data.num_workers
     if requested != "auto":
         workers = requested
         decision = make_decision("loader workers", str(workers), "", "", given.sources.get("num_workers", ""))
@@ -52,15 +52,17 @@ def decide_normalization(
 
     Raises `UserError` for another number of channels than the images have.
     """
-    value, setting = given.values.normalize, given.sources.get("normalize", "")
-    if value == "auto" and given.values.weights and of_weights and len(of_weights[0]) in (1, 3):
+    value, setting = given.values.data.normalize, given.sources.get("normalize", "")
+    if value == "auto" and given.values.network.weights and of_weights and len(of_weights[0]) in (1, 3):
         found = adapt(of_weights, channels)
         return found, Decision("normalization", text_of(found), "that of the weights")
-    if value == "data" or (value == "auto" and source == "memory" and not given.values.weights):
+    if value == "data" or (value == "auto" and source == "memory" and not given.values.network.weights):
         return None, make_decision("normalization", "data", "", "mean and deviation of the training images", setting)
     if value in ("auto", "imagenet"):
         found = adapt(IMAGENET, channels)
-        reason = "the weights do not say theirs" if given.values.weights else "a stream's own is not known before"
+        reason = (
+            "the weights do not say theirs" if given.values.network.weights else "a stream's own is not known before"
+        )
         return found, make_decision("normalization", text_of(found), f"ImageNet's; {reason}", "", setting)
     mean, deviation = (tuple(map(float, part.split(","))) for part in value.split("/"))
     if not len(mean) == len(deviation) == channels:

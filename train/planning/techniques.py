@@ -15,7 +15,7 @@ from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
 from train.planning.model_report import ModelReport
-from train.setting_groups.model import STATISTICS
+from train.setting_groups.network import STATISTICS, NetworkSettings
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
@@ -32,7 +32,7 @@ def needed_setting(settings: TrainSettings, needs: str) -> str:
     if not needs:
         return ""
     name, _, wanted = needs.partition("=")
-    value = getattr(settings, name.removesuffix("!"))
+    value = settings.value(name.removesuffix("!"))
     is_on = str(value).lower() in wanted.split(",") if wanted else bool(value)
     if is_on != name.endswith("!"):
         return ""
@@ -45,23 +45,26 @@ def exclusions(
     settings: TrainSettings, data_source: str, world_size: int, report: ModelReport, epochs: int
 ) -> tuple[tuple[str, bool, str], ...]:
     """Return (field, whether it has no effect, why) where that hangs on more than one other setting."""
-    uncached = data_source == "stream" and settings.dataset != "shards"  # the index of shards is cached
-    last_epochs = max(settings.early_stopping, settings.eval_every)
+    uncached = data_source == "stream" and settings.data.dataset != "shards"  # the index of shards is cached
+    last_epochs = max(settings.optim.early_stopping, settings.run.eval_every)
     no_batchnorm = report.parameters > 0 and not report.batchnorm_layers
-    unchanged = settings.transforms == settings.augment == "none" and not settings.erasing
+    unchanged = settings.data.transforms == settings.data.augment == "none" and not settings.data.erasing
     return (
         ("num_workers", data_source == "memory", FROM_MEMORY),
-        ("label_smoothing", settings.loss == "focal", "TRAIN_LOSS is focal"),
-        *((name, bool(settings.teacher) and settings.teacher_weight == 1, ONLY_TEACHER) for name in OF_THE_LABELS),
-        ("teacher", not settings.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
-        ("cache_dir", not settings.reads_files, f"{settings.dataset} is not decoded"),
+        ("label_smoothing", settings.optim.loss == "focal", "TRAIN_LOSS is focal"),
+        *(
+            (name, bool(settings.optim.teacher) and settings.optim.teacher_weight == 1, ONLY_TEACHER)
+            for name in OF_THE_LABELS
+        ),
+        ("teacher", not settings.optim.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),
+        ("cache_dir", not settings.data.reads_files, f"{settings.data.dataset} is not decoded"),
         ("cache_dir", uncached, "streamed images are not cached"),
         ("weight_decay", not report.has_weight_decay, NO_DECAY),
         ("decay_norms", not report.has_weight_decay, NO_DECAY),
-        ("decay_norms", not settings.weight_decay, "there is no weight decay"),
+        ("decay_norms", not settings.optim.weight_decay, "there is no weight decay"),
         (
             "schedule",
-            settings.schedule == "step" and epochs <= settings.lr_step_epochs,
+            settings.optim.schedule == "step" and epochs <= settings.optim.lr_step_epochs,
             "the run ends before TRAIN_LR_STEP_EPOCHS",
         ),
         (
@@ -69,21 +72,25 @@ def exclusions(
             epochs <= last_epochs,
             "the run has no more epochs, or no other evaluation than the last",
         ),
-        *((name, settings.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
-        ("keep_best", epochs <= settings.eval_every, "the run has one evaluation"),
-        ("unmixed_epochs", not (settings.mixup_alpha or settings.cutmix_alpha), "nothing is mixed"),
+        *((name, settings.data.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
+        ("keep_best", epochs <= settings.run.eval_every, "the run has one evaluation"),
+        ("unmixed_epochs", not (settings.data.mixup_alpha or settings.data.cutmix_alpha), "nothing is mixed"),
         ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
-        ("eval_size", settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),
+        ("eval_size", settings.data.eval_size == settings.data.image_size, "TRAIN_IMAGE_SIZE is the same"),
         (
             "model_path",
-            not settings.is_own_model and not settings.is_own_dataset,
+            not settings.network.is_own_model and not settings.data.is_own_dataset,
             "neither TRAIN_MODEL nor TRAIN_DATASET is a package.module:function",
         ),
-        ("preemption", not settings.checkpoint_every, "TRAIN_CHECKPOINT_EVERY=0 writes nothing to resume from"),
-        ("data_columns", not settings.is_hugging_face, "TRAIN_DATASET is none of Hugging Face's"),
+        ("preemption", not settings.run.checkpoint_every, "TRAIN_CHECKPOINT_EVERY=0 writes nothing to resume from"),
+        ("data_columns", not settings.data.is_hugging_face, "TRAIN_DATASET is none of Hugging Face's"),
         ("ddp_find_unused_parameters", world_size == 1, ON_ONE_RANK),
         ("sync_batchnorm", world_size == 1, ON_ONE_RANK),
-        ("sync_batchnorm", settings.model == "cnn" or no_batchnorm, f"{settings.model} has no BatchNorm"),
+        (
+            "sync_batchnorm",
+            settings.network.model == "cnn" or no_batchnorm,
+            f"{settings.network.model} has no BatchNorm",
+        ),
     )
 
 
@@ -99,7 +106,7 @@ def unused_settings(
     rows = exclusions(settings, data_source, world_size, report, epochs)
     lines = []
     for field, rules in rules_of(TrainSettings).items():
-        if field not in given.sources or getattr(settings, field) == getattr(defaults, field):
+        if field not in given.sources or settings.value(field) == defaults.value(field):
             continue
         others = (why for name, is_excluded, why in rows if name == field and is_excluded)
         reason = needed_setting(settings, rules.needs) or next(others, "")
@@ -108,7 +115,7 @@ def unused_settings(
     return tuple(lines)
 
 
-def describe_pruning(settings: TrainSettings) -> str:
+def describe_pruning(settings: NetworkSettings) -> str:
     """Return how the model is pruned, and when."""
     kept = f", but not {settings.prune_exclude}" if settings.prune_exclude else ""
     when = f"after {settings.prune_warmup} epoch{'s' * (settings.prune_warmup != 1)}"
@@ -121,7 +128,6 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "augment": ("augmentation", "none", "drawn for each image"),
     "erasing": ("random erasing", 0.0, "fraction of images that lose a box"),
     "repeated_augment": ("repeats", 1, "times that an image is in a batch"),
-    "activation_checkpointing": ("act. checkpoints", False, "activations are recomputed in the backward pass"),
     "balance": ("balance", False, "each class is drawn equally often, with replacement"),
     "class_weights": ("class weights", "", "of the classes in the loss"),
     "loss": ("loss", "auto", "computed in fp32"),
@@ -155,9 +161,11 @@ def decide_techniques(
         decide_transforms(given, dataset),
         *decide_choice(given, dataset),
         *(
-            make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
+            make_decision(
+                key, str(value), "", text or describe_pruning(given.values.network), given.sources.get(field, "")
+            )
             for field, (key, off, text) in TECHNIQUES.items()
-            if (value := getattr(given.values, field)) != off
+            if (value := given.values.value(field)) != off
             and not needed_setting(given.values, rules_of(TrainSettings)[field].needs)  # else it has no effect
         ),
     )
@@ -165,10 +173,12 @@ def decide_techniques(
 
 def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
     """Return the model, with the note that it has no biases."""
-    model, detail = given.values.model, "" if given.values.bias else "without biases"
-    by_recipe = "by the recipe" if given.values.recipe != "default" else "its size does not grow with the images"
-    reason = "the default" if model == TrainSettings().model else by_recipe
-    if given.values.evaluate:
+    model, detail = given.values.network.model, "" if given.values.network.bias else "without biases"
+    by_recipe = (
+        "by the recipe" if given.values.network.recipe != "default" else "its size does not grow with the images"
+    )
+    reason = "the default" if model == TrainSettings().network.model else by_recipe
+    if given.values.run.evaluate:
         reason = "as it was trained"
     return make_decision("model", model, reason, detail, given.sources.get("model", ""))
 
@@ -176,42 +186,42 @@ def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
 def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) -> tuple[Decision, ...]:
     """Return which weights the model starts from, and which layers are not trained."""
     settings, found = given.values, []
-    if settings.weights:
-        place = f"the package {PACKAGED_MODULE}" if settings.model == PACKAGED_NETWORK else "torch's cache"
+    if settings.network.weights:
+        place = f"the package {PACKAGED_MODULE}" if settings.network.model == PACKAGED_NETWORK else "torch's cache"
         source, origin = given.sources.get("weights", ""), f"ImageNet's, of {place}"
-        found.append(make_decision("weights", settings.weights, origin, report.weights, source))
-    if settings.freeze:
+        found.append(make_decision("weights", settings.network.weights, origin, report.weights, source))
+    if settings.network.freeze:
         trained = f"{report.trainable:,} of {report.parameters:,} parameters are trained"
-        if settings.freeze == STATISTICS:
+        if settings.network.freeze == STATISTICS:
             layers = count_text(report.batchnorm_layers, "layer")
             trained = f"of {layers} of BatchNorm" if report.batchnorm_layers else "no effect: no layer of BatchNorm"
-        found.append(make_decision("frozen", settings.freeze, "", trained, given.sources.get("freeze", "")))
+        found.append(make_decision("frozen", settings.network.freeze, "", trained, given.sources.get("freeze", "")))
     return tuple(found)
 
 
 def decide_optimizer(given: ParsedSettings[TrainSettings], report: ModelReport) -> Decision:
     """Return the optimizer, with its learning rate and schedule."""
     settings = given.values
-    detail = f"learning rate {peak_lr(settings, report.default_lr):g}, schedule {settings.schedule}"
-    if settings.min_lr and settings.schedule != "constant":
-        detail += f" down to {settings.min_lr:g}"
-    if settings.head_lr:
-        detail += f", head {settings.head_lr:g}"
-    if settings.lr_layer_decay < 1:
-        detail += f", a factor of {settings.lr_layer_decay:g} for each block before"
-    if not settings.decay_norms:
+    detail = f"learning rate {peak_lr(settings.optim, report.default_lr):g}, schedule {settings.optim.schedule}"
+    if settings.optim.min_lr and settings.optim.schedule != "constant":
+        detail += f" down to {settings.optim.min_lr:g}"
+    if settings.optim.head_lr:
+        detail += f", head {settings.optim.head_lr:g}"
+    if settings.optim.lr_layer_decay < 1:
+        detail += f", a factor of {settings.optim.lr_layer_decay:g} for each block before"
+    if not settings.optim.decay_norms:
         detail += "; no weight decay for biases and normalization layers"
-    if settings.optimizer_args:
-        detail += f"; {settings.optimizer_args}"
-    return make_decision("optimizer", settings.optimizer, "", detail, given.sources.get("optimizer", ""))
+    if settings.optim.optimizer_args:
+        detail += f"; {settings.optim.optimizer_args}"
+    return make_decision("optimizer", settings.optim.optimizer, "", detail, given.sources.get("optimizer", ""))
 
 
 def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
     """Return which images choose the best checkpoint, if they are not the test images."""
     if dataset.has_val and not dataset.is_cut:
         return (Decision("chosen on", "val", "the folder has val/ next to test/"),)
-    if given.values.val_split:
-        text = f"{100 * given.values.val_split:g} % of the training images"
+    if given.values.data.val_split:
+        text = f"{100 * given.values.data.val_split:g} % of the training images"
         return (make_decision("chosen on", "val", "", text, given.sources["val_split"]),)
     return ()
 
@@ -219,7 +229,7 @@ def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) ->
 def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> Decision:
     """Return the transforms of the training images; auto flips and shifts color images only."""
     settings = given.values
-    name = settings.transform_of(dataset.shape[0])
+    name = settings.data.transform_of(dataset.shape[0])
     reasons = {
         "flip-crop": "color images are flipped and shifted",
         "none": "flips change digits, and gray images may be such",
@@ -229,25 +239,25 @@ def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
 
 def decide_tensorboard(settings: TrainSettings) -> tuple[Decision, ...]:
     """Return that TensorBoard's files are left out where its package is not installed."""
-    if not settings.tensorboard or not missing_module("tensorboard"):
+    if not settings.run.tensorboard or not missing_module("tensorboard"):
         return ()
     return (Decision("tensorboard", "off", "not installed; the extra `tensorboard` of the wheel has it"),)
 
 
 def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
     """Return what image files hold, how a folder was taken whose kind was not named, and how it was split."""
-    if not given.values.reads_files or given.values.evaluate:
+    if not given.values.data.reads_files or given.values.run.evaluate:
         return ()
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
     use = "choose or test" if dataset.has_val else "test"
-    kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.task]
+    kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.data.task]
     reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others} to {use}"]
     if len(dataset.class_counts) > 1:
         reasons.append(f"{min(dataset.class_counts):,} to {max(dataset.class_counts):,} a class")
     if "dataset" not in given.sources:
-        reasons.append(f"by what is in {printable(given.values.data_dir)}")
+        reasons.append(f"by what is in {printable(given.values.data.data_dir)}")
     if dataset.is_cut:
-        val = "" if given.values.val_split else ", a tenth chooses the best checkpoint"
+        val = "" if given.values.data.val_split else ", a tenth chooses the best checkpoint"
         reasons.append(f"no test/ there: a tenth of each class is tested{val}")
     setting = given.sources.get("dataset", "")
-    return (make_decision("dataset", given.values.dataset, "", "; ".join(reasons), setting),)
+    return (make_decision("dataset", given.values.data.dataset, "", "; ".join(reasons), setting),)

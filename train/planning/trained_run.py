@@ -74,8 +74,8 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
             f"{variable}={printable(text)}: its settings cannot be read ({printable(str(error))}). Use the version"
             " that wrote it."
         ) from None
-    if settings.is_own_model and model != settings.model:
-        raise code_error(f"{variable}={printable(text)}", "model", settings.model)
+    if settings.network.is_own_model and model != settings.network.model:
+        raise code_error(f"{variable}={printable(text)}", "model", settings.network.model)
     return TrainedRun(path, settings, origin.shape, origin.classes, origin.normalization)
 
 
@@ -99,24 +99,28 @@ def with_trained_settings(
 ) -> tuple[ParsedSettings[TrainSettings], TrainedRun, dict[str, str]]:
     """Return the settings of an evaluation: the run's where the user gave none, and the variables that say so."""
     own = given.values
-    trained = read_trained_run(own.evaluate, "TRAIN_EVALUATE", own.model if "model" in given.sources else "")
-    if "model" in given.sources and own.model != trained.settings.model:
-        raise UserError(f"{given.sources['model']}: the weights are of {printable(trained.settings.model)}. Unset it.")
+    trained = read_trained_run(
+        own.run.evaluate, "TRAIN_EVALUATE", own.network.model if "model" in given.sources else ""
+    )
+    if "model" in given.sources and own.network.model != trained.settings.network.model:
+        raise UserError(
+            f"{given.sources['model']}: the weights are of {printable(trained.settings.network.model)}. Unset it."
+        )
     adopted = [name for name, rules in rules_of(TrainSettings).items() if rules.evaluate == "adopted"]
-    adopted += ["batch_size"] if own.average else []
-    taken = {name: getattr(trained.settings, name) for name in adopted if name not in given.sources}
-    if trained.settings.is_own_dataset and "dataset" in taken:
-        raise code_error(f"TRAIN_EVALUATE={printable(own.evaluate)}", "dataset", trained.settings.dataset)
-    if "data_dir" in given.sources and trained.settings.dataset in ("digits", "synthetic"):  # which have no folder
+    adopted += ["batch_size"] if own.run.average else []
+    taken = {name: trained.settings.value(name) for name in adopted if name not in given.sources}
+    if trained.settings.data.is_own_dataset and "dataset" in taken:
+        raise code_error(f"TRAIN_EVALUATE={printable(own.run.evaluate)}", "dataset", trained.settings.data.dataset)
+    if "data_dir" in given.sources and trained.settings.data.dataset in ("digits", "synthetic"):  # which have no folder
         taken["dataset"] = "imagefolder"
     if "eval_size" in given.sources and taken.get("image_size") == "auto":
         taken["image_size"] = min(trained.shape[1:])
-    values = msgspec.structs.replace(own, **taken)
+    values = own.with_values(**taken)
     defaults = TrainSettings()
     changed = {
         name: value
         for name, value in taken.items()
-        if value is not None and (name == "dataset" or value != getattr(defaults, name))
+        if value is not None and (name == "dataset" or value != defaults.value(name))
     }
     return replace(given, values=values), trained, as_variables(changed)
 
@@ -131,15 +135,6 @@ def as_variables(values: Mapping[str, object]) -> dict[str, str]:
 
 # What belongs to one start of a run, not to the run; the folder is that of the run, unless the user names another.
 OF_A_START = ("resume", "resume_allow_changed", "run_name", "output_dir", "max_minutes", "evaluate", "evaluation_file")
-# Said even where they are the defaults, as the data set could decide otherwise.
-ALWAYS = ("recipe", "model", "dataset")
-# What a recipe would fill in where the run's user had set a default.
-OF_RECIPES = (
-    *("optimizer", "optimizer_args", "lr", "head_lr", "weight_decay", "decay_norms", "schedule", "warmup", "loss"),
-    *("batch_size", "epochs", "max_grad_norm", "label_smoothing", "precision", "eval_every", "test_time_augment"),
-    *("transforms", "crop_ratio", "augment", "repeated_augment", "mixup_alpha", "cutmix_alpha", "size_schedule"),
-    *("model", "model_args", "weights", "freeze", "image_size"),
-)
 
 
 def with_resumed_settings(
@@ -150,16 +145,16 @@ def with_resumed_settings(
     Nothing changes unless TRAIN_RESUME is the folder of a run. What the user sets is changed, as far as the checkpoint
     can be mapped. Raises `UserError` for settings that cannot be read, and as `read_trained_run` does for own code.
     """
-    folder = Path(asked.values.resume)
-    if asked.values.evaluate or not is_file(folder / SETTINGS_FILE):
+    folder = Path(asked.values.run.resume)
+    if asked.values.run.evaluate or not is_file(folder / SETTINGS_FILE):
         return asked, {}, ()
     variables = settings_of_run(folder, asked)
     parsed = read_settings(TrainSettings, {**environ, **variables}, flags)
     changed = [source for name, source in asked.sources.items() if name not in OF_A_START]
     values, schedule = parsed.values, ""
     if {"epochs", "steps"} & set(asked.sources):
-        length = f"{values.steps} steps" if values.steps else f"{values.epochs} epochs"
-        schedule = f"; the schedule {values.schedule} covers {length} from the first on, so the rate may rise"
+        length = f"{values.optim.steps} steps" if values.optim.steps else f"{values.optim.epochs} epochs"
+        schedule = f"; the schedule {values.optim.schedule} covers {length} from the first on, so the rate may rise"
     reason = f"settings of that run{', but ' if changed else ''}{', '.join(map(printable, changed))}{schedule}"
     written = {name: f"{printable(folder)}: {name}={text}" for name, text in parsed.texts.items()}
     decision = Decision("resume", printable(folder), reason)
@@ -174,17 +169,17 @@ def settings_of_run(folder: Path, asked: ParsedSettings[TrainSettings]) -> dict[
     except (OSError, ValueError, TypeError, RecursionError) as error:
         line = f"{what}: its {SETTINGS_FILE} cannot be read ({printable(error)}). Name one of its checkpoints."
         raise UserError(line) from None
-    for field, is_code in (("model", saved.is_own_model), ("dataset", saved.is_own_dataset)):
+    for field, is_code in (("model", saved.network.is_own_model), ("dataset", saved.data.is_own_dataset)):
         if is_code and field not in asked.sources:
-            raise code_error(what, field, getattr(saved, field))
+            raise code_error(what, field, saved.value(field))
     defaults, left_out = TrainSettings(), {*OF_A_START, *asked.sources}
     left_out |= {"epochs", "steps"} if {"epochs", "steps"} & left_out else set()
-    always = {*ALWAYS, *OF_RECIPES} - ({"epochs"} if saved.steps else set())
     texts = {
         name: value
-        for name in TrainSettings.__struct_fields__
-        if name not in left_out and (value := getattr(saved, name)) is not None
-        if name in always or value != getattr(defaults, name)
+        for name in rules_of(TrainSettings)
+        if name not in left_out and (value := saved.value(name)) is not None
+        if name == "dataset" or value != defaults.value(name)  # the folder could decide otherwise
     }
+    recipe = {} if "recipe" in asked.sources else {"recipe": "default"}  # its values are among the run's settings
     changes = {"resume_allow_changed": True} if set(asked.sources) - set(OF_A_START) else {}
-    return as_variables({**texts, **changes})
+    return as_variables({**texts, **recipe, **changes})

@@ -15,7 +15,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import INDEX_ENDING
-from train.planning.checks import check_contradictions, check_shares, check_trainer_settings, images_to_train
+from train.planning.checks import check_contradictions, check_shares, check_trainer_settings, steps_of_epoch
 from train.planning.compute import (
     decide_compiling,
     decide_ipex,
@@ -70,14 +70,14 @@ def plan_trainer(
     """Return the plan with the trainer's part, and the trainer's flags as variables; raises `UserError`."""
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given)
-    if settings.evaluate:
+    if settings.run.evaluate:
         return plan_evaluation(given, plan, dataset, machine, facts.ask_model)
     resume, resume_decisions = plan_resume(given, plan, facts.free_name)
     check_trainer_settings(given, dataset)
     if facts.reads_resume:
         named = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
-        check_resume(replace(settings, **named))
-    check_shares(settings, ranks)
+        check_resume(settings.with_values(**named))
+    check_shares(settings.optim, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source)
@@ -95,7 +95,7 @@ def plan_trainer(
         use_ipex=ipex.value == "on",
         ipex_packs=ipex.value == "on" and not why_ipex_does_not_pack(settings, machine),
         winograd=any(one.value == "on" for one in winograd),
-        saves_checkpoints=settings.checkpoint_every > 0,
+        saves_checkpoints=settings.run.checkpoint_every > 0,
         normalization=normalization,
         doubts=doubts(dataset),
     )
@@ -113,10 +113,10 @@ def plan_trainer(
         *winograd,
         *decide_parallelism(given, ranks),
         *resume_decisions,
-        *decide_tensorboard(given.values),
+        *decide_tensorboard(settings),
     )
-    steps_per_epoch = max(1, images_to_train(settings, dataset) // settings.batch_size)  # 0 if unknown
-    unused = unused_settings(given, source, ranks, report, settings.total_epochs(steps_per_epoch))
+    epochs = settings.optim.total_epochs(steps_of_epoch(settings, dataset) or 1)
+    unused = unused_settings(given, source, ranks, report, epochs)
     said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
@@ -143,7 +143,8 @@ def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[st
     """Return a warning where the largest class has many times the images of the smallest, and nothing is done."""
     counts = dict(zip(dataset.classes, dataset.class_counts, strict=False))
     fewest, most = min(counts, key=counts.__getitem__, default=""), max(counts, key=counts.__getitem__, default="")
-    if not counts or counts[most] <= IMBALANCE * counts[fewest] or settings.balance or settings.class_weights:
+    is_handled = settings.optim.balance or settings.optim.class_weights
+    if not counts or counts[most] <= IMBALANCE * counts[fewest] or is_handled:
         return ()
     return (
         f"class {printable(most)} has {counts[most]:,} images to train and {printable(fewest)} {counts[fewest]:,}, so"
@@ -154,10 +155,10 @@ def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[st
 def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:
     """Return a warning where layers are frozen that nothing was loaded into, and where too many weights are random."""
     settings = given.values
-    size = warn_of_size(given, dataset, model_input_shape(settings, dataset.shape), report.parameters)
-    if not settings.freeze or settings.weights or settings.resume != "off":
+    size = warn_of_size(given, dataset, model_input_shape(settings.data, dataset.shape), report.parameters)
+    if not settings.network.freeze or settings.network.weights or settings.run.resume != "off":
         return size
-    source = printable(given.sources.get("freeze", f"TRAIN_FREEZE={settings.freeze}"))
+    source = printable(given.sources.get("freeze", f"TRAIN_FREEZE={settings.network.freeze}"))
     return (*size, f"{source}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.")
 
 
@@ -166,7 +167,7 @@ def follow_links(settings: TrainSettings) -> dict[str, str]:
 
     The link of an index stays: in Hugging Face's cache, it leads to a folder without the files that the index names.
     """
-    named = {"TRAIN_WEIGHTS": Path(settings.weights), "TRAIN_TEACHER": Path(settings.teacher)}
+    named = {"TRAIN_WEIGHTS": Path(settings.network.weights), "TRAIN_TEACHER": Path(settings.optim.teacher)}
     return {
         name: str(resolve(path))
         for name, path in named.items()
@@ -176,14 +177,14 @@ def follow_links(settings: TrainSettings) -> dict[str, str]:
 
 def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
     """Raise `UserError` for parameters without a gradient, for which DDP would wait, and for a schedule that rises."""
-    settings, peak = given.values, peak_lr(given.values, report.default_lr)
-    ignored = settings.ddp_find_unused_parameters or settings.parallelism != "ddp"
+    settings, peak = given.values, peak_lr(given.values.optim, report.default_lr)
+    ignored = settings.compute.ddp_find_unused_parameters or settings.compute.parallelism != "ddp"
     if report.without_gradient and ranks > 1 and not ignored:
         raise UserError(
-            f"TRAIN_MODEL={printable(settings.model)}: {printable(report.without_gradient[0])} gets no gradient, and"
-            " DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
+            f"TRAIN_MODEL={printable(settings.network.model)}: {printable(report.without_gradient[0])} gets no"
+            " gradient, and DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
         )
-    if settings.schedule != "constant" and settings.min_lr > peak:
+    if settings.optim.schedule != "constant" and settings.optim.min_lr > peak:
         raise UserError(
             f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."
         )
@@ -191,7 +192,7 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
 
 def decide_parallelism(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[Decision, ...]:
     """Return over how many ranks FSDP shards the model, if the user asks for it."""
-    if given.values.parallelism == "ddp":
+    if given.values.compute.parallelism == "ddp":
         return ()
     reason = f"shards weights, gradients and optimizer over {ranks} ranks" if ranks > 1 else "one rank holds all"
     return (Decision("parallelism", "fsdp", reason, Source.USER, given.sources["parallelism"]),)
@@ -207,24 +208,24 @@ def plan_resume(
     if not plan.nodes.max_restarts:
         return {}, ()
     values = given.values
-    if values.resume != "auto" and "resume" in given.sources:
+    if values.run.resume != "auto" and "resume" in given.sources:
         raise UserError(
             f"{given.sources['resume']}: restarted ranks resume from the run's own last checkpoint."
             " Set TRAIN_RESUME=auto and TRAIN_RUN_NAME."
         )
-    if not values.run_name and plan.nodes.nnodes > 1:
+    if not values.run.run_name and plan.nodes.nnodes > 1:
         raise UserError("TRAIN_RUN_NAME: not set. Set it, so that restarted ranks on all nodes find their run.")
-    if not values.checkpoint_every:
+    if not values.run.checkpoint_every:
         raise UserError("TRAIN_CHECKPOINT_EVERY=0: restarted ranks need a checkpoint. Set 1 or more.")
     reason = "restarted ranks resume from the last checkpoint"
-    return {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": values.run_name or free_name}, (
+    return {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": values.run.run_name or free_name}, (
         Decision("resume", "auto", reason),
     )
 
 
 def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
     """Return the global batch size, and each rank's share of it."""
-    size = given.values.batch_size
+    size = given.values.optim.batch_size
     share = f"images per step, about {size // ranks} per rank" if ranks > 1 else "images per step"
     return make_decision("batch", str(size), "", share, given.sources.get("batch_size", ""))
 
@@ -237,7 +238,7 @@ def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, mem
     needed = dataset.loading_bytes * ranks
     if memory_bytes and needed > memory_bytes:
         raise UserError(
-            f"TRAIN_DATASET={given.values.dataset}: loading it takes {needed / 2**30:,.1f} GiB on"
+            f"TRAIN_DATASET={given.values.data.dataset}: loading it takes {needed / 2**30:,.1f} GiB on"
             f" {count_text(ranks, 'rank')}, and this node has {memory_bytes / 2**30:,.1f} GiB. Lower"
             " TRAIN_SYNTHETIC_IMAGES, TRAIN_SYNTHETIC_SHAPE or TRAIN_SYNTHETIC_CLASSES.",
             ExitCode.MACHINE,
@@ -249,12 +250,12 @@ def decide_data_source(
 ) -> tuple[str, Decision]:
     """Keep small datasets in memory as bytes, and stream large ones; raises `UserError` for what cannot be done."""
     size = f"{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
-    requested, can_stream = given.values.data_source, given.values.reads_files
-    cuts_from_files = given.values.transforms == "imagenet" and can_stream and dataset.is_resized
+    requested, can_stream = given.values.data.data_source, given.values.data.reads_files
+    cuts_from_files = given.values.data.transforms == "imagenet" and can_stream and dataset.is_resized
     if requested == "stream" and not can_stream:
         raise UserError(
             f"{given.sources['data_source']}: only imagefolder, csv and shards can be streamed, and TRAIN_DATASET is"
-            f" {given.values.dataset}. Unset it."
+            f" {given.values.data.dataset}. Unset it."
         )
     if requested != "auto":
         return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))

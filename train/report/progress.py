@@ -23,7 +23,7 @@ from entrypoint.core.console import STDERR, STDOUT, replace_stream
 from train.preemption import STOP_CONTROLLER
 from train.report.metrics import MetricsWriter
 from train.report.page import BATCH_FILE, REPORT_FILE, write_report
-from train.settings import TrainSettings
+from train.setting_groups.run import RunSettings
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class ProgressReporter:
 
 
 def build_progress(
-    settings: TrainSettings, total_steps: int, epochs: int, *, is_main: bool, relayed: bool = False
+    settings: RunSettings, total_steps: int, epochs: int, *, is_main: bool, relayed: bool = False
 ) -> ProgressReporter:
     """Return the progress display by the settings; only rank 0 shows one.
 
@@ -102,8 +102,7 @@ class BarProgress(ProgressReporter):
 
     def __init__(self, epochs: int, total_steps: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import BarColumn, Progress as RichProgress, TextColumn
 
         class Screen(Console):
             def on_broken_pipe(self) -> None:

@@ -43,7 +43,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
 
     Raises `UserError` if it cannot be written, holds a run that must not be resumed, or is in use by another run.
     """
-    output = settings.output_dir
+    output = settings.run.output_dir
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder, starts = make_run_dir(settings)
@@ -75,7 +75,7 @@ def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     """
     while True:
         folder, starts = select_run_dir(settings)
-        is_shared = settings.run_name is not None or folder in [resolve(path.parent.parent) for path in starts]
+        is_shared = settings.run.run_name is not None or folder in [resolve(path.parent.parent) for path in starts]
         try:
             folder.mkdir(exist_ok=is_shared)
         except FileExistsError:
@@ -133,7 +133,7 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     """
     not_repeated = ("TRAIN_RUN_NAME", "TRAIN_RESUME")  # they name the folder; a repeated run gets a new one
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
-    if resolve(runs) != resolve(given.values.output_dir):  # of a resumed run
+    if resolve(runs) != resolve(given.values.run.output_dir):  # of a resumed run
         variables["TRAIN_OUTPUT_DIR"] = str(runs)
     launch = {name: environ[name] for name in environ if name.startswith("LAUNCH_") and environ[name]}
     launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)

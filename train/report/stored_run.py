@@ -98,12 +98,12 @@ def make_lock(parsed: ParsedSettings[TrainSettings], stale_s: float) -> RunLock:
     Raises `UserError` for a storage that cannot be used.
     """
     url, settings = parsed.url("output_dir"), parsed.values
-    if not url or settings.evaluate:
+    if not url or settings.run.evaluate:
         return RunLock(stale_s=stale_s)
-    store = RunStore(url, settings.output_dir, parsed.sources["output_dir"])
+    store = RunStore(url, settings.run.output_dir, parsed.sources["output_dir"])
     lock = StoredRunLock(store, stale_s)
-    if run := store.run_to_open(settings.run_name, settings.resume):
-        folder = settings.output_dir / run
+    if run := store.run_to_open(settings.run.run_name, settings.run.resume):
+        folder = settings.run.output_dir / run
         with disk_errors_as_user_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(folder)
@@ -128,12 +128,12 @@ class NodeCopies:
     def find(parsed: ParsedSettings[TrainSettings], lock: RunLock, group: ProcessGroup, folder: Path) -> NodeCopies:
         """Return the folders of a run whose rank 0 has this `folder`."""
         url = parsed.url("output_dir")
-        if not url or parsed.values.parallelism == "ddp":
+        if not url or parsed.values.compute.parallelism == "ddp":
             return NodeCopies(group, folder)
         store = (
             lock.store
             if isinstance(lock, StoredRunLock)
-            else RunStore(url, parsed.values.output_dir, parsed.sources["output_dir"])
+            else RunStore(url, parsed.values.run.output_dir, parsed.sources["output_dir"])
         )
         owner = store.copy / folder.name / OWNER
         text = read_regular(owner) if is_file(owner) else ""

@@ -38,13 +38,13 @@ def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tr
 
     Only a run that `resumes` goes on in the tracker's run of before. Another one of the same name is a new run there.
     """
-    if settings.track == "off":
+    if settings.run.track == "off":
         return None
-    import_users_module(settings.track, None)  # a rank's own path lacks PYTHONPATH, in which the plan has found it
-    known = read_run_id(folder, settings.track) if resumes else ""
-    kind = MLflowTracker if settings.track == "mlflow" else WandbTracker
+    import_users_module(settings.run.track, None)  # a rank's own path lacks PYTHONPATH, in which the plan has found it
+    known = read_run_id(folder, settings.run.track) if resumes else ""
+    kind = MLflowTracker if settings.run.track == "mlflow" else WandbTracker
     tracker = kind(settings, folder, known)
-    atomic_write_text(folder / ID_FILE, json.dumps({settings.track: tracker.run_id}) + "\n")
+    atomic_write_text(folder / ID_FILE, json.dumps({settings.run.track: tracker.run_id}) + "\n")
     return tracker
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from entrypoint.core.setting_types import Alpha, Fraction, PathOrUrl, about
-from entrypoint.core.settings_base import Auto
-from train.setting_groups.model import ModelSettings
+from entrypoint.core.settings_base import Auto, Settings
 
 KnownDataset = Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "hf", "synthetic"]
 # A function of the user's by its import path, or a data set of Hugging Face; msgspec asks the names above for the
@@ -29,7 +28,7 @@ FILE_DATASETS = ("imagefolder", "csv", "shards")
 SCORES = {"classify": "accuracy", "multilabel": "mAP", "regress": "R2"}
 
 
-class DataSettings(ModelSettings, frozen=True, kw_only=True):
+class DataSettings(Settings, frozen=True, kw_only=True):
     """Which images are read, and how they reach the model."""
 
     dataset: Annotated[

@@ -1,4 +1,4 @@
-"""How the weights are optimized, and how a step is computed."""
+"""How the weights are optimized."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from entrypoint.core.setting_types import AboveZero, BelowOne, Fraction, NotNegative, PathText, Positive, about
-from entrypoint.core.settings_base import Auto
-from train.setting_groups.data import DataSettings
+from entrypoint.core.settings_base import Auto, Settings
 
 SGD = "sgd"
 # Peak learning rate of sgd for the CNN on CIFAR-10 and digits at the default batch size, and torch's own of the others.
@@ -22,8 +21,8 @@ LOSSES = {
 }
 
 
-class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
-    """How the weights are optimized, and how a step is computed on one rank or many."""
+class OptimizationSettings(Settings, frozen=True, kw_only=True):
+    """How the weights are optimized."""
 
     epochs: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)], about("Passes over the training images.", basic=True, speed=False)
@@ -106,15 +105,6 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
             needs="task=classify",
         ),
     ] = False
-    threshold: Annotated[
-        Auto | Fraction,
-        about(
-            "multilabel: the least probability of a label. auto: that of the best F1 on the val images, else 0.5.",
-            speed=False,
-            evaluate="adopted",
-            needs="task=multilabel",
-        ),
-    ] = "auto"
     teacher: Annotated[
         PathText,
         about(
@@ -143,67 +133,14 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, lt=2**31)],
         about("Seed of the weights, data order and augmentation.", basic=True, speed=False, evaluate="adopted"),
     ] = 0
-    precision: Annotated[
-        Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"],
-        about(
-            "bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs. fp8 is bf16 with linear layers"
-            " in fp8, for Hopper and later, by torchao. auto: bf16 where it is faster.",
-            basic=True,
-            evaluate="own",
-        ),
-    ] = "fp32"
-    compile: Annotated[
-        Literal["off", "default", "reduce-overhead", "max-autotune", "auto"],
-        about("torch.compile and its mode. auto measures whether compilation pays off.", basic=True),
-    ] = "off"
-    compile_backend: Annotated[
-        Annotated[str, Meta(pattern=r"^[\w.-]{1,100}$", title="the name of a backend")],
-        about("Backend of torch.compile."),
-    ] = "inductor"
-    activation_checkpointing: Annotated[
-        bool,
-        about(
-            "Recompute activations in the backward pass: less memory, more time. For timm's models without BatchNorm."
-        ),
-    ] = False
-    ipex: Annotated[
-        Literal["auto", "on", "off"],
-        about("Intel Extension for PyTorch. auto: off, because it gave no speedup."),
-    ] = "auto"
-    deterministic: Annotated[bool, about("Use deterministic kernels only; slower on CUDA.", evaluate="own")] = False
-    channels_last: Annotated[bool, about("Use the channels-last memory format.", evaluate="adopted")] = True
-    winograd: Annotated[
-        Literal["auto", "on", "off"],
-        about(
-            "Winograd's algorithm for 3x3 convolutions on CPUs, in fp32: fewer multiplications."
-            " auto: on CPUs with AVX2 and without AVX-512."
-        ),
-    ] = "auto"
-    sync_batchnorm: Annotated[
-        Auto | bool,
-        about("Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),
-    ] = "auto"
-    ddp_find_unused_parameters: Annotated[
-        bool,
-        about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
-    ] = False
-    parallelism: Annotated[
-        Literal["ddp", "fsdp"],
-        about("ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
-    ] = "ddp"
-    eval_every: Annotated[Positive, about("Epochs between evaluations; the last epoch has one too.")] = 1
-    test_time_augment: Annotated[
-        Literal["off", "flip", "flip-shift"],
-        about(
-            "Test-time augmentation: the mean over an image and its mirror image, or over six copies with"
-            " flip-shift. It takes 2 or 6 times as long.",
-            evaluate="adopted",
-        ),
-    ] = "off"
-    eval_batch_size: Annotated[
-        Auto | Positive,
-        about("Images per evaluation step of a rank.", speed=False, resume="may_change", evaluate="adopted"),
-    ] = "auto"
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer steps of the whole run."""
+        return self.steps or self.epochs * steps_per_epoch
+
+    def total_epochs(self, steps_per_epoch: int) -> int:
+        """Return the number of epochs of the run; TRAIN_STEPS may end the last one early."""
+        return -(-self.total_steps(steps_per_epoch) // steps_per_epoch)
 
 
 def peak_lr(settings: OptimizationSettings, default_lr: float) -> float:

@@ -13,6 +13,7 @@ from math import exp, log, sqrt
 import torch
 from torch import Tensor
 
+from train.setting_groups.data import DataSettings
 from train.settings import TrainSettings
 from train.transforms import augment
 
@@ -70,13 +71,13 @@ POLICY = "augment_draws"
 # The names are parts of the seeds.
 AUGMENTATIONS: Mapping[str, Augmentation] = {
     POLICY: Augmentation(
-        count_draws=lambda settings: augment.count_draws(settings.augment),
-        apply=lambda settings, images, draws: augment.augment_batch(settings.augment, images, draws),
+        count_draws=lambda settings: augment.count_draws(settings.data.augment),
+        apply=lambda settings, images, draws: augment.augment_batch(settings.data.augment, images, draws),
         on_bytes=True,
     ),
     "erase_draws": Augmentation(
-        count_draws=lambda settings: ERASING_DRAWS if settings.erasing else 0,
-        apply=lambda settings, images, draws: erase(images, draws, settings.erasing),
+        count_draws=lambda settings: ERASING_DRAWS if settings.data.erasing else 0,
+        apply=lambda settings, images, draws: erase(images, draws, settings.data.erasing),
         on_bytes=False,
     ),
 }
@@ -112,7 +113,7 @@ class MixParams:
         return mixed
 
 
-def sample_mix(count: int, height: int, width: int, settings: TrainSettings, random: torch.Generator) -> MixParams:
+def sample_mix(count: int, height: int, width: int, settings: DataSettings, random: torch.Generator) -> MixParams:
     """Return the sampled mix of a batch of `count` images; if both methods are on, each has probability 0.5.
 
     The weight is sampled once per batch from Beta(alpha, alpha), as in both papers.

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from train.settings import ImageShape, TrainSettings
+from train.setting_groups.data import DataSettings
+from train.settings import ImageShape
 from train.transforms import book, flip_crop, imagenet
 from train.transforms.augment import flip_chance
 from train.transforms.image_part import PLAIN_VIEW, Crop, Size, View
@@ -66,7 +67,7 @@ TRANSFORMS: Mapping[str, Transform] = {
 }
 
 
-def select_transform(settings: TrainSettings, channels: int) -> Transform:
+def select_transform(settings: DataSettings, channels: int) -> Transform:
     """Return the configured transform."""
     name, flips = settings.transform_of(channels), flip_chance(settings.augment)
     if name == "imagenet":

@@ -6,9 +6,10 @@ from entrypoint.cli.parser import Invocation
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.process import module_command, replace_process
+from entrypoint.core.settings_base import read_settings
 from entrypoint.core.user_dirs import with_fallbacks
 from train.planning.export_formats import FORMATS, check_formats
-from train.predict_settings import read_predict_settings
+from train.predict_settings import PredictSettings
 
 # Of the settings of `predict`, those that an export takes too: which code builds the model.
 MODEL_CODE = ("PREDICT_MODEL", "PREDICT_MODEL_PATH")
@@ -18,7 +19,7 @@ def run(invocation: Invocation) -> int:
     """Predict the classes of the images that the words name, or export the model as the formats that they name."""
     command, environ, name = invocation.command, invocation.environ, invocation.command.command
     flags = {"PREDICT_FORMAT": "json", **command.flags} if command.json else command.flags
-    settings = read_predict_settings(environ, flags)
+    settings = read_settings(PredictSettings, environ, flags)
     wanted, usage = ("images", "IMAGE ...") if name == "predict" else ("formats", "|".join(FORMATS))
     if len(command.words) < 2:
         raise UserError(f"{name}: needs a trained model and {wanted}. Use `entrypoint {name} RUN {usage}`.")

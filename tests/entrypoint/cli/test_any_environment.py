@@ -8,11 +8,11 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from entrypoint.cli.main import run_command
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.settings_base import groups_of
 from entrypoint.job.launchers import LAUNCHERS
 from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.settings import LaunchSettings
@@ -22,7 +22,7 @@ from train.settings import TrainSettings
 OURS = [
     prefix + field.upper()
     for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings))
-    for field in model.__struct_fields__
+    for field in groups_of(model)
 ]
 LAUNCHERS_OWN = [
     name

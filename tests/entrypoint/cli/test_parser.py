@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.parser import CommandLine, as_typed, parse_command_line, typed_flags
-from entrypoint.core.settings_base import variable_name
+from entrypoint.core.settings_base import groups_of, variable_name
 from entrypoint.settings import LaunchSettings
 from entrypoint.tune.search import TuneSettings
 from tests.conftest import Entrypoint, refusal
@@ -109,7 +109,7 @@ def test_unknown_words_are_errors(argv: list[str], said: str) -> None:
 def test_help_all_names_every_setting() -> None:
     text = parse("--help-all").help_text
     for model in (LaunchSettings, TrainSettings, TuneSettings):
-        assert all(variable_name(model.PREFIX, field) in text for field in model.__struct_fields__)
+        assert all(variable_name(model.PREFIX, field) in text for field in groups_of(model))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -124,7 +124,7 @@ def test_train_help_shows_few_settings_and_help_all_shows_all() -> None:
     few, every = parse("train", "--help").help_text, parse("train", "--help-all").help_text
     assert "--epochs" in few
     assert "--mixup-alpha" not in few
-    assert all(f"--{name.replace('_', '-')}" in every for name in TrainSettings.__struct_fields__)
+    assert all(f"--{name.replace('_', '-')}" in every for name in groups_of(TrainSettings))
     assert "--epochs" not in parse("run", "--help-all").help_text
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.settings_base import describe_settings, read_settings, rules_of
+from entrypoint.core.settings_base import describe_settings, groups_of, read_settings, rules_of
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from tests.conftest import refusal
 from train.settings import TrainSettings, read_train_settings
@@ -29,11 +28,11 @@ def test_flag_wins_over_variable_and_both_keep_spelling() -> None:
 
 
 def test_empty_variable_counts_as_unset() -> None:
-    assert read_train_settings({"TRAIN_EPOCHS": ""}, {}).values.epochs == TrainSettings().epochs
+    assert read_train_settings({"TRAIN_EPOCHS": ""}, {}).values.optim.epochs == TrainSettings().optim.epochs
 
 
 def test_launcher_and_trainer_share_no_flag() -> None:
-    assert not set(LaunchSettings.__struct_fields__) & set(TrainSettings.__struct_fields__)
+    assert not set(groups_of(LaunchSettings)) & set(groups_of(TrainSettings))
 
 
 def test_every_setting_is_described() -> None:
@@ -104,7 +103,7 @@ def test_kubernetes_service_links_are_ignored() -> None:
         read_train_settings(links, {})
 
 
-@given(st.sampled_from(sorted(TrainSettings.__struct_fields__)), st.text(max_size=300))
+@given(st.sampled_from(sorted(groups_of(TrainSettings))), st.text(max_size=300))
 def test_any_variable_value_is_parsed_or_raises(field: str, value: str) -> None:
     environ = {f"TRAIN_{field.upper()}": value}
     try:
@@ -119,7 +118,7 @@ def test_setting_that_another_one_needs_exists(model: type[LaunchSettings] | typ
     rules = rules_of(model)
     assert any(one.basic for one in rules.values())
     names = {re.split("!?=", one.needs)[0] for one in rules.values() if one.needs}
-    assert names <= set(model.__struct_fields__)
+    assert names <= set(groups_of(model))
 
 
 @pytest.mark.parametrize("name", ["TRAIN_HUB_TOKEN", "TRAIN_API_KEY", "TRAIN_APIKEY", "train_password"])
@@ -148,7 +147,7 @@ PATHS = [
 def test_path_takes_the_home_and_no_url(model: type[LaunchSettings] | type[TrainSettings], name: str) -> None:
     variable = f"{model.PREFIX}{name.upper()}"
     settings = read_settings(model, {"HOME": "/home/me", variable: "~/there"}, {})
-    assert str(getattr(settings.values, name)) == settings.texts[name] == "/home/me/there"
+    assert str(settings.values.value(name)) == settings.texts[name] == "/home/me/there"
     assert settings.sources == {name: f"{variable}=~/there"}
     for url in ("s3://bucket/x", "file:///x", "HTTPS://x.y/z"):
         refusal(read_settings, model, {variable: url}, {}, match=f"^{variable}={url}: is a URL, and a path is needed")
@@ -176,4 +175,4 @@ def test_run_name_longer_than_a_folders_is_named(name: str, length: int) -> None
         {},
         match=f"^TRAIN_RUN_NAME=.*: is {length} bytes long, and a folder's name has at most 200",
     )
-    assert read_train_settings({"TRAIN_RUN_NAME": "\u65e5" * 66}, {}).values.run_name
+    assert read_train_settings({"TRAIN_RUN_NAME": "\u65e5" * 66}, {}).values.run.run_name

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.slurm import expand_hostlist, expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from entrypoint.machine.cpu_topology import format_cpu_list, parse_cpu_list, read_topology
 from tests.factories import simulated_machine

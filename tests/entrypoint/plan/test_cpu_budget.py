@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.cpu_budget import CpuBudget, compute_cpu_budget
-from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
-from tests.conftest import PYTHON, Entrypoint, needs_two_cores
+from tests.conftest import FUZZ_EXAMPLES as EXAMPLES, PYTHON, Entrypoint, needs_two_cores
 from tests.strategies import KINDS, grants, machines
 
 

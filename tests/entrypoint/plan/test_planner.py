@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.settings_base import groups_of
 from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.job.node_group import port_from_job_id
 from entrypoint.machine.detect import Machine
@@ -226,7 +226,7 @@ values = st.sampled_from(
 )
 names = st.sampled_from(
     [
-        *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.__struct_fields__),
+        *(f"LAUNCH_{field.upper()}" for field in groups_of(LaunchSettings)),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
     ]
 )

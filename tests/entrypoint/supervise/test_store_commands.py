@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from entrypoint.supervise.store_commands import COMMANDS, MAGIC, StoreSession
 from entrypoint.supervise.wire import WireError

@@ -20,7 +20,8 @@ from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.winograd import MIN_TILES, TILE, use_winograd, winograd_kernel
 from train.models.inspection import count_multiply_adds, count_training_flops
 from train.models.registry import build_model
-from train.settings import ImageShape, TrainSettings
+from train.setting_groups.network import NetworkSettings
+from train.settings import ImageShape
 
 TOLERANCE = 1e-3
 CHANNELS = 64
@@ -257,7 +258,7 @@ def test_tools_see_torchs_own_convolution(kind: str) -> None:
 def test_resnet_is_the_same_network(kind: str) -> None:
     torch.manual_seed(0)
     shape = (3, 32, 32)
-    plain = set_memory_format(build_model(TrainSettings(model="resnet18"), shape, 10), channels_last=True)
+    plain = set_memory_format(build_model(NetworkSettings(model="resnet18"), shape, 10), channels_last=True)
     changed = converted(kind, deepcopy(plain), shape)
     with original_convolutions(changed):
         counted = [count_multiply_adds(model, shape, torch.device("cpu")) for model in (changed, plain)]

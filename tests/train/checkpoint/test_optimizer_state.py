@@ -16,7 +16,7 @@ from train.settings import TrainSettings
 def stepped(settings: TrainSettings) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer after three steps."""
     torch.manual_seed(0)
-    model = build_model(settings, (1, 8, 8), 10)
+    model = build_model(settings.network, (1, 8, 8), 10)
     optimizer = build_optimizer(settings, model)
     for _ in range(3):
         set_lr(optimizer, 0.01)

@@ -6,7 +6,6 @@ import subprocess
 from hashlib import sha256
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -49,18 +48,20 @@ def test_digits_every_fifth_of_a_class_is_test() -> None:
 
 
 def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
-    settings = TrainSettings(dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7", synthetic_classes=4)
+    settings = TrainSettings().with_values(
+        dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7", synthetic_classes=4
+    )
     data = load(settings, inspect_dataset(settings).shape, "memory", CREW)
     train, again = images(data.train), images(load(settings, (2, 5, 7), "memory", CREW).train)
     assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 4)
     assert len(images(data.test)) == 12
     assert torch.equal(train.images, again.images)
-    other = load(msgspec.structs.replace(settings, seed=1), (2, 5, 7), "memory", CREW)
+    other = load(settings.with_values(seed=1), (2, 5, 7), "memory", CREW)
     assert not torch.equal(train.images, images(other.train).images)
 
 
 def test_synthetic_classes_are_distinguishable() -> None:
-    settings = TrainSettings(dataset="synthetic", synthetic_images=200)
+    settings = TrainSettings().with_values(dataset="synthetic", synthetic_images=200)
     data = load(settings, (3, 32, 32), "memory", CREW)
     train, test = images(data.train), images(data.test)
     centres = torch.stack([train.images[train.labels == label].float().mean(0) for label in range(10)])
@@ -71,7 +72,7 @@ def test_synthetic_classes_are_distinguishable() -> None:
 @pytest.mark.usefixtures("torchvision")
 def test_fashion_mnist_is_read_from_data_dir(tmp_path: Path) -> None:
     write_fashion_mnist(tmp_path, 30, 20)
-    settings = TrainSettings(dataset="fashion-mnist", data_dir=tmp_path, download=False)
+    settings = TrainSettings().with_values(dataset="fashion-mnist", data_dir=tmp_path, download=False)
     data = load(settings, (1, 28, 28), "memory", CREW)
     assert tuple(images(data.train).images.shape) == (30, 28, 28, 1)
     assert len(images(data.test)) == 20

@@ -29,9 +29,9 @@ def trainer(*, fused: bool = True, **settings: object) -> Trainer:
     torch.manual_seed(0)
     chosen = train_settings({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
-    optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
+    optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen.network)
     state = TrainState(model, optimizer, GradScaler("cpu", enabled=False), ema_model=average)
-    loss = Loss(smoothing=chosen.label_smoothing)
+    loss = Loss(smoothing=chosen.optim.label_smoothing)
     return Trainer(state, lambda _: 0.1, chosen, ALONE, loss=loss)
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -97,7 +96,7 @@ def test_auto_keeps_compiled_step_only_if_faster(
     backend: str, layer: torch.nn.Module, compiled: bool, reported: str
 ) -> None:
     one = trainer(compile="auto")
-    one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
+    one.settings = one.settings.with_values(compile_backend=backend)
     one.set_model(layer, one.state.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)

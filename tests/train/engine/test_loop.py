@@ -97,7 +97,7 @@ def test_step_that_is_not_finite_changes_nothing(bad: float) -> None:
         each.set_model(
             nn.Sequential(nn.BatchNorm1d(4, affine=False), each.state.model), each.state.optimizer, each.state.ema_model
         )
-        each.state.ema_model = make_ema(each.state.model, each.settings)
+        each.state.ema_model = make_ema(each.state.model, each.settings.network)
     for batch in (X, X * bad, X):
         train_steps(one, 1, batch)
     train_steps(good, 2)

@@ -65,8 +65,8 @@ def sparse() -> nn.Module:
 def test_state_that_no_checkpoint_holds_is_refused(model: nn.Module, said: str) -> None:
     refusal(
         check_state,
-        read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values,
+        read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values.network,
         model,
         match=f"^TRAIN_MODEL=mine:net: {said}",
     )
-    check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values, nn.BatchNorm1d(2))
+    check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values.network, nn.BatchNorm1d(2))

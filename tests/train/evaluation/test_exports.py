@@ -19,6 +19,8 @@ from train.evaluation.exports import RUNNERS, Exported, Runner, check_logits, ex
 from train.models.cnn import CNN
 from train.models.registry import build_model
 from train.planning.export_formats import FORMATS, check_formats
+from train.setting_groups.data import DataSettings
+from train.setting_groups.network import NetworkSettings
 from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
@@ -33,7 +35,7 @@ MODULES = {"onnx": "onnxruntime", "openvino": "openvino", "executorch": "executo
 
 def exported(model: torch.nn.Module, normalize: Normalize = HALF, **settings: Any) -> Exported:
     shape = SHAPE if len(normalize.mean.flatten()) == 3 else (1, 8, 8)
-    return Exported.of(model, normalize, shape, TrainSettings(**settings), CLASSES)
+    return Exported.of(model, normalize, shape, DataSettings(**settings), CLASSES)
 
 
 @pytest.mark.slow_except("onnx-cnn", "torch-export-cnn")
@@ -43,7 +45,7 @@ def test_runtime_gives_equal_logits_for_any_batch_size(tmp_path: Path, format_na
     for package in (MODULES.get(format_name, "torch"), "torch" if name == "cnn" else "torchvision"):
         pytest.importorskip(package)
     torch.manual_seed(0)
-    model = build_model(TrainSettings(model=name), SHAPE, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build_model(NetworkSettings(model=name), SHAPE, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     files = export_model(exported(model), [format_name], tmp_path)
     assert model.training, "the model itself is left as it was"
     assert tmp_path / FORMATS[format_name] in files
@@ -69,7 +71,7 @@ def test_runtime_gives_equal_logits_for_any_batch_size(tmp_path: Path, format_na
 def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
-    model = use_matmul_for_small_inputs(build_model(TrainSettings(model="resnet18"), SHAPE, 10), SHAPE)
+    model = use_matmul_for_small_inputs(build_model(NetworkSettings(model="resnet18"), SHAPE, 10), SHAPE)
     export_model(exported(model), ["onnx"], tmp_path)
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     assert sum(node.op_type == "Conv" for node in nodes) == 20

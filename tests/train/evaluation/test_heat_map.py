@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from train.evaluation.heat_map import MAX_PROJECTED_CLASSES, features_by_class, heat_maps, show_heat
 from train.models.registry import build_model
-from train.settings import TrainSettings
+from train.setting_groups.network import NetworkSettings
 from train.transforms.normalize import Normalize
 
 
@@ -43,7 +43,7 @@ def test_only_networks_with_maps_of_features_have_heat(name: str, has_maps: bool
     if name != "cnn":
         pytest.importorskip("timm" if name.startswith("timm") else "torchvision")
     shape = (3, 32, 32) if has_maps else (3, 224, 224)
-    model = build_model(TrainSettings(model=name), shape, 4).eval().requires_grad_(requires_grad=False)
+    model = build_model(NetworkSettings(model=name), shape, 4).eval().requires_grad_(requires_grad=False)
     heat = heat_maps(model, torch.randn(2, *shape), torch.tensor([0, 1]))
     assert (heat is not None) == has_maps
 
@@ -55,7 +55,7 @@ def test_images_of_a_class_are_near_each_other(classes: tuple[str, ...]) -> None
     pixels = (torch.randint(0, 40, (60, 1, 8, 8)) + 200 * (labels == 1).view(-1, 1, 1, 1)).to(torch.uint8)
     sample = [*zip(pixels.split(25), labels.split(25), strict=True)]
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, len(classes), 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    for model in (build_model(TrainSettings(model="cnn"), (1, 8, 8), len(classes)), pooled):
+    for model in (build_model(NetworkSettings(model="cnn"), (1, 8, 8), len(classes)), pooled):
         check_places(features_by_class(model, sample, classes, normalize), classes)
         assert features_by_class(model, [], classes, normalize) == {}
         assert not any(module._forward_pre_hooks for module in model.modules()), "no later pass is recorded"

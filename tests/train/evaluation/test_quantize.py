@@ -14,7 +14,7 @@ from tests.conftest import Entrypoint, paint, refusal
 from tests.train.given import imagefolder
 from train.evaluation.exports import Exported, Runner, run_onnx
 from train.models.cnn import CNN
-from train.settings import TrainSettings
+from train.setting_groups.data import DataSettings
 from train.transforms.normalize import Normalize
 
 pytest.importorskip("onnxruntime")
@@ -31,7 +31,7 @@ def quantizer(tmp_path: Path) -> Quantizer:
     model = CNN((1, 8, 8), 10)
     with torch.no_grad():
         model.layer1[0].weight[:, :, 0, 0] *= 300
-    exported = Exported.of(model, GRAY, (1, 8, 8), TrainSettings(), tuple("abcdefghij"))
+    exported = Exported.of(model, GRAY, (1, 8, 8), DataSettings(), tuple("abcdefghij"))
     return Quantizer(exported, PIXELS, tmp_path)
 
 
@@ -66,7 +66,7 @@ def test_transformer_keeps_its_activations(tmp_path: Path) -> None:
     nn.init.normal_(model.heads.head.weight)  # torchvision's is 0
     gray = Normalize.from_stats(torch.full((3,), 120.0), torch.full((3,), 60.0), torch.device("cpu"))
     pixels = PIXELS.expand(-1, 3, -1, -1)
-    quantizer = Quantizer(Exported.of(model, gray, (3, 8, 8), TrainSettings(), tuple("abcdefghij")), pixels, tmp_path)
+    quantizer = Quantizer(Exported.of(model, gray, (3, 8, 8), DataSettings(), tuple("abcdefghij")), pixels, tmp_path)
     assert quantizer.weights_alone
     assert len(quantizer.layers) == 2 * 3, "of each block; what it adds up is a Gemm"
     expected = run_onnx(quantizer.plain)(pixels)

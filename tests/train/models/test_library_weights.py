@@ -73,8 +73,8 @@ def loaded(name: str, weights: str, shape: tuple[int, int, int], classes: int) -
     """Return the trainer's model with these weights."""
     settings = train_settings(model=name, weights=weights)
     torch.manual_seed(3)
-    model = build_model(settings, shape, classes)
-    fitted = load_weights(settings, model, shape, tuple(map(str, range(classes))))
+    model = build_model(settings.network, shape, classes)
+    fitted = load_weights(settings.network, model, shape, tuple(map(str, range(classes))))
     fitted.load_into(model)
     return model.eval(), fitted
 
@@ -342,8 +342,8 @@ def test_embeddings_of_another_size_are_those_of_timm(name: str, side: int, tmp_
     text = " ".join(f"{key}={value}" for key, value in arguments.items())
     settings = train_settings(model=f"timm:{name}", weights=file["file"], model_args=text)
     images, classes = images_of((3, side, side)), tuple(map(str, range(theirs.num_classes)))
-    model = build_model(settings, (3, side, side), len(classes))
-    load_weights(settings, model, (3, side, side), classes).load_into(model)
+    model = build_model(settings.network, (3, side, side), len(classes))
+    load_weights(settings.network, model, (3, side, side), classes).load_into(model)
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(images), theirs(images))
 
@@ -357,7 +357,7 @@ def test_embeddings_of_another_size_are_those_of_torchvision() -> None:
     state, model, theirs = randomize(small(32)).state_dict(), small(64), small(64)
     theirs.load_state_dict(interpolate_embeddings(64, 8, state.copy()))
     settings = train_settings(model="vit_b_32", weights="a.pth")
-    fitted = fit_weights(settings, model, state, WeightsOrigin(), tuple("abcde"))
+    fitted = fit_weights(settings.network, model, state, WeightsOrigin(), tuple("abcde"))
     fitted.load_into(model)
     assert fitted.describe() == f"{len(state)} tensors loaded; nothing is new"
     images = images_of((3, 64, 64))
@@ -370,10 +370,10 @@ def test_weights_for_another_size_are_refused(of: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
     save_file(timm.create_model(of, num_classes=5).state_dict(), tmp_path / "a.safetensors")
     settings = train_settings(model="timm:mixer_s32_224", weights=str(tmp_path / "a.safetensors"))
-    model = build_model(settings, (3, 64, 64), 5)
+    model = build_model(settings.network, (3, 64, 64), 5)
     refusal(
         load_weights,
-        settings,
+        settings.network,
         model,
         (3, 64, 64),
         tuple("abcde"),

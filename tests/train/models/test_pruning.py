@@ -18,6 +18,7 @@ from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.pruning import layers_to_prune, prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model
+from train.setting_groups.network import NetworkSettings
 from train.settings import TrainSettings
 
 SHAPE = (3, 32, 32)
@@ -33,7 +34,7 @@ def test_pruned_cnn_has_the_books_parameters() -> None:
     pytest.importorskip("torch_pruning")
     model = CNN(SHAPE, 10)
     assert count_parameters(model) == 2_122_186
-    slim = prune_state(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings())
+    slim = prune_state(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings().network)
     cut = CNN(SHAPE, 10)
     resize_to_state(cut, slim)
     assert count_parameters(cut) == 1_059_306
@@ -48,10 +49,10 @@ def test_pruned_cnn_has_the_books_parameters() -> None:
 @pytest.mark.usefixtures("torchvision")
 def test_pruned_resnet_runs_and_learns() -> None:
     pytest.importorskip("torch_pruning")
-    model = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
+    model = build_model(NetworkSettings(model="resnet18"), SHAPE, 10)
     before = copy.deepcopy(model.state_dict())
-    slim = prune_state(model, before, SHAPE, settings(model="resnet18"))
-    cut = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
+    slim = prune_state(model, before, SHAPE, settings(model="resnet18").network)
+    cut = build_model(NetworkSettings(model="resnet18"), SHAPE, 10)
     assert not same_shapes(cut, slim)
     resize_to_state(cut, slim)
     assert same_shapes(cut, slim)
@@ -75,7 +76,7 @@ def test_pruned_resnet_runs_and_learns() -> None:
     ],
 )
 def test_pruning_removes_the_requested_share_but_no_last_layer(more: dict[str, object], names: list[str]) -> None:
-    assert layers_to_prune(CNN(SHAPE, 10), settings(**more)) == names
+    assert layers_to_prune(CNN(SHAPE, 10), settings(**more).network) == names
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_pruning_removes_the_requested_share_but_no_last_layer(more: dict[str, o
     ],
 )
 def test_prune_unusable_settings_raise(more: dict[str, object], said: str) -> None:
-    refusal(layers_to_prune, CNN(SHAPE, 10), settings(**more), match=re.escape(said))
+    refusal(layers_to_prune, CNN(SHAPE, 10), settings(**more).network, match=re.escape(said))
 
 
 @pytest.mark.slow

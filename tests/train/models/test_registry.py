@@ -15,7 +15,7 @@ from tests.factories import train_settings
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.registry import build_model, restore_state_metadata
-from train.settings import TrainSettings
+from train.setting_groups.network import NetworkSettings
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from train.settings import TrainSettings
     [((1, 28, 28), True, 1_630_090), ((3, 32, 32), True, 2_122_186), ((1, 28, 28), False, 1_629_472)],
 )
 def test_cnn_has_the_books_parameters(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
-    assert count_parameters(build_model(TrainSettings(model="cnn", bias=bias), shape, 10)) == parameters
+    assert count_parameters(build_model(NetworkSettings(model="cnn", bias=bias), shape, 10)) == parameters
 
 
 class BooksOrder(CNN):
@@ -69,7 +69,7 @@ def test_cnn_accepts_any_size_and_channels(shape: tuple[int, int, int]) -> None:
     ],
 )
 def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, int]) -> None:
-    model = build_model(TrainSettings(model=name), shape, 5)
+    model = build_model(NetworkSettings(model=name), shape, 5)
     model.train()
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
 
@@ -77,7 +77,7 @@ def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, 
 @pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize("name", ["mnasnet0_5", "resnet18"])
 def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> None:
-    saved, model = (build_model(TrainSettings(model=name), (3, 32, 32), 5) for _ in range(2))
+    saved, model = (build_model(NetworkSettings(model=name), (3, 32, 32), 5) for _ in range(2))
     state = {name: value.clone() for name, value in saved.state_dict().items()}
     model.load_state_dict(restore_state_metadata(model, state))
     for name, value in model.state_dict().items():
@@ -95,7 +95,7 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
     ],
 )
 def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], said: str) -> None:
-    refusal(build_model, TrainSettings(model=name), shape, 5, match=said.split("(")[0])
+    refusal(build_model, NetworkSettings(model=name), shape, 5, match=said.split("(")[0])
 
 
 MODULE = """
@@ -145,7 +145,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["plain", "sized", "anything", "Net", "holder.inner"])
 def test_factory_builds_the_model(folder: Path, name: str) -> None:
-    model = build_model(train_settings(model=f"own_models:{name}", model_path=folder), (3, 8, 8), 7)
+    model = build_model(train_settings(model=f"own_models:{name}", model_path=folder).network, (3, 8, 8), 7)
     assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
 
 
@@ -168,7 +168,7 @@ def test_factory_builds_the_model(folder: Path, name: str) -> None:
     ],
 )
 def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: str) -> None:
-    line = refusal(build_model, train_settings(model=name, model_path=folder), (3, 8, 8), 7)
+    line = refusal(build_model, train_settings(model=name, model_path=folder).network, (3, 8, 8), 7)
     assert line.startswith(f"TRAIN_MODEL={name}: ")
     assert said in line
 
@@ -176,14 +176,14 @@ def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: 
 @pytest.mark.parametrize(("name", "shape"), [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 64, 64))])
 def test_timm_model_takes_the_images(name: str, shape: tuple[int, int, int]) -> None:
     pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
-    assert build_model(train_settings(model=f"timm:{name}"), shape, 5)(torch.zeros(2, *shape)).shape == (2, 5)
+    assert build_model(train_settings(model=f"timm:{name}").network, shape, 5)(torch.zeros(2, *shape)).shape == (2, 5)
 
 
 def test_unknown_timm_model_suggests_a_name() -> None:
     pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     refusal(
         build_model,
-        train_settings(model="timm:resnet19"),
+        train_settings(model="timm:resnet19").network,
         (3, 32, 32),
         5,
         match=r"no such model in timm .*Did you mean resnet18",
@@ -201,7 +201,7 @@ def test_unknown_timm_model_suggests_a_name() -> None:
 def test_model_arguments_reach_the_model(folder: Path, name: str, arguments: str, parameters: int | None) -> None:
     if name.startswith("timm:"):
         pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
-    model = build_model(train_settings(model=name, model_path=folder, model_args=arguments), (3, 8, 8), 7)
+    model = build_model(train_settings(model=name, model_path=folder, model_args=arguments).network, (3, 8, 8), 7)
     if parameters is not None:
         assert count_parameters(model) == parameters
     else:
@@ -224,7 +224,7 @@ def test_model_argument_that_cannot_be_used(folder: Path, name: str, arguments: 
         pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     assert refusal(
         build_model,
-        train_settings(model=name, model_path=folder, model_args=arguments),
+        train_settings(model=name, model_path=folder, model_args=arguments).network,
         (3, 8, 8),
         7,
         match=re.escape(said),

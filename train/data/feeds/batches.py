@@ -86,17 +86,21 @@ class BatchSampler:
     @property
     def steps_per_epoch(self) -> int:
         """The number of full batches in the split."""
-        return self.images // self.settings.batch_size
+        return self.images // self.settings.optim.batch_size
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
-        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
+        size, seed, parts = (
+            self.settings.optim.batch_size,
+            self.settings.optim.seed,
+            self.settings.optim.grad_accum_steps,
+        )
         order = self.order_of(epoch)
         whole = [torch.arange(size)[shard_slice(size, part, parts)] for part in range(parts)]
         shards = [part[shard_slice(len(part), self.group.rank, self.group.world_size)] for part in whole]
         counts = {name: augmentation.count_draws(self.settings) for name, augmentation in AUGMENTATIONS.items()}
-        mixed_epochs = self.settings.total_epochs(self.steps_per_epoch) - self.settings.unmixed_epochs
-        is_mixed = epoch < mixed_epochs and (self.settings.mixup_alpha or self.settings.cutmix_alpha)
+        mixed_epochs = self.settings.optim.total_epochs(self.steps_per_epoch) - self.settings.data.unmixed_epochs
+        is_mixed = epoch < mixed_epochs and (self.settings.data.mixup_alpha or self.settings.data.cutmix_alpha)
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             params = torch.empty(size, 0)
@@ -110,7 +114,7 @@ class BatchSampler:
             mix: MixParams | None = None
             if is_mixed:
                 sides = self.transform.shape(self.shape)[1:]
-                mix = sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
+                mix = sample_mix(size, *sides, self.settings.data, make_generator(seed, "mix", epoch, step))
             parts_of_step = shards
             if mix:
                 parts_of_step = [torch.cat((own, mix.partner_indices[own])) for own in shards]
@@ -121,13 +125,13 @@ class BatchSampler:
 
     def order_of(self, epoch: int) -> Tensor:
         """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
-        order = epoch_permutation(self.images, self.settings.seed, epoch)
+        order = epoch_permutation(self.images, self.settings.optim.seed, epoch)
         if self.labels is not None:
             chances = 1 / torch.bincount(self.labels)[self.labels].double()
-            random = make_generator(self.settings.seed, "balance", epoch)
+            random = make_generator(self.settings.optim.seed, "balance", epoch)
             order = torch.multinomial(chances, self.images, replacement=True, generator=random)
         order = order if self.rows is None else self.rows[order]
-        times = self.settings.repeated_augment
+        times = self.settings.data.repeated_augment
         return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
 
 
@@ -147,11 +151,11 @@ class BatchSource:
         self.sampler = BatchSampler(
             len(trained),
             shape,
-            select_transform(settings, shape[0]),
+            select_transform(settings.data, shape[0]),
             settings,
             group,
             rows.train,
-            trained.cpu() if settings.balance else None,
+            trained.cpu() if settings.optim.balance else None,
         )
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.skipped: set[str] = set()
@@ -185,7 +189,7 @@ class BatchSource:
 def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
     """Yield this rank's contiguous shard of range(count), one evaluation batch at a time."""
     shard = shard_slice(count, group.rank, group.world_size)
-    size = default_size if settings.eval_batch_size == "auto" else settings.eval_batch_size
+    size = default_size if settings.run.eval_batch_size == "auto" else settings.run.eval_batch_size
     for start in range(shard.start, shard.stop, size):
         yield slice(start, min(start + size, shard.stop))
 

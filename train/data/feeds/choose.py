@@ -26,9 +26,9 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
         return None
     sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
     workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
-    view = select_transform(settings, data.shape[0]).eval_view(data.shape)
+    view = select_transform(settings.data, data.shape[0]).eval_view(data.shape)
     dataset = ImageDataset((data.train, data.test), data.shape, view)
-    return BatchLoader(dataset, workers, group.device, may_grow=settings.num_workers == "auto")
+    return BatchLoader(dataset, workers, group.device, may_grow=settings.data.num_workers == "auto")
 
 
 def build_source(
@@ -45,7 +45,7 @@ def build_source(
     known = None
     if normalization:
         mean, deviation = (torch.tensor(one) * 255 for one in normalization)
-        known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.channels_last)
+        known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.compute.channels_last)
     source: BatchSource
     if loader:
         source = StreamSource(loader, settings, group, known, data.rows)

@@ -48,11 +48,11 @@ class MemorySource(BatchSource):
         super().__init__(train.labels, (channels, height, width), settings, group, rows)
         self.trained = torch.arange(len(train)) if rows.train is None else rows.train
         self.normalize = normalize or measure_normalization(
-            train.images, self.trained, group.device, channels_last=settings.channels_last
+            train.images, self.trained, group.device, channels_last=settings.compute.channels_last
         )
         self.train = to_device(train, group.device)
         self.test = test
-        share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
+        share = max(1, settings.optim.batch_size // group.world_size) * train.images[:1].nbytes
         self.steps_ahead = (
             max(1, GATHER_AHEAD_BYTES[self.train.images.device.type] // share)
             if self.sampler.transform.is_permutation
@@ -66,7 +66,9 @@ class MemorySource(BatchSource):
             gathered = self.gather([part for parts in some for part in parts])
             for parts in some:
                 yield make_batch(
-                    (part.apply_mix(*next(gathered)) for part in parts), self.settings.batch_size, parts[0].mix
+                    (part.apply_mix(*next(gathered)) for part in parts),
+                    self.settings.optim.batch_size,
+                    parts[0].mix,
                 )
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -46,7 +46,7 @@ class StreamSource(BatchSource):
         loaded = self.load(self.request(part) for parts in ahead for part in parts)
         for parts in steps:
             on_device = (self.to_device(part, *next(loaded)) for part in parts)
-            yield make_batch(on_device, self.settings.batch_size, parts[0].mix)
+            yield make_batch(on_device, self.settings.optim.batch_size, parts[0].mix)
 
     def request(self, part: MicroBatchIndices) -> BatchRequest:
         """Return what the loader needs to know of a micro-batch."""
@@ -57,7 +57,7 @@ class StreamSource(BatchSource):
             split=TRAIN,
             rows=part.indices.tolist(),
             views=views,
-            augment=self.settings.augment if in_threads else "none",
+            augment=self.settings.data.augment if in_threads else "none",
             draws=part.draws[POLICY].tolist() if in_threads else (),
             trains=True,
         )
@@ -94,7 +94,7 @@ class StreamSource(BatchSource):
         images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
         pixels = self.sampler.transform.after_decoding(images).float().flatten(0, 2)
         return Normalize.from_stats(
-            pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.channels_last
+            pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.compute.channels_last
         )
 
     def sample(self) -> Tensor:
@@ -117,7 +117,7 @@ class StreamSource(BatchSource):
     def load(self, requests: Iterable[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch in order; unreadable images raise `UserError` or are reported."""
         for images, labels, bad in self.loader.load(requests):
-            if bad and self.settings.on_unreadable_image == "error":
+            if bad and self.settings.data.on_unreadable_image == "error":
                 raise unreadable_image_error(bad)
             for image in bad:
                 self.warn_once(str(image))

@@ -36,56 +36,56 @@ def list_own_splits(settings: TrainSettings, *, only_test: bool = False) -> tupl
     The function is called with `split`, and may return None for `val`.
     """
     function = (
-        partial(open_hugging_face, settings)
-        if settings.is_hugging_face
-        else import_factory(settings.dataset, settings.model_path, "TRAIN_DATASET")
+        partial(open_hugging_face, settings.data)
+        if settings.data.is_hugging_face
+        else import_factory(settings.data.dataset, settings.network.model_path, "TRAIN_DATASET")
     )
-    targets = None if settings.task == "classify" else Targets(())
+    targets = None if settings.data.task == "classify" else Targets(())
     names = ("test",) if only_test else ("train", "test", "val")
     splits: dict[str, ImageList] = {}
     for split in names:
-        dataset = call_users_code(settings, partial(function, split=split))
+        dataset = call_users_code(settings.data, partial(function, split=split))
         if dataset is not None:
             splits[split] = list_split(settings, split, dataset, targets)
         elif split != "val":
-            raise own_error(settings, f"gives nothing for split={split}")
+            raise own_error(settings.data, f"gives nothing for split={split}")
     train, test = splits[names[0]], splits["test"]
     for split, listing in splits.items():
         if listing.classes != train.classes:
-            raise own_error(settings, f"the classes of split={split} differ from those of {names[0]}")
+            raise own_error(settings.data, f"the classes of split={split} differ from those of {names[0]}")
     return train, append_split(test, splits["val"], test.folder) if "val" in splits else test
 
 
 def list_split(settings: TrainSettings, split: str, dataset: Any, targets: Targets | None) -> ImageList:
     """Return the images of a split; `targets` gets the rows of a task that has no classes."""
-    count = call_users_code(settings, lambda: len(dataset))
+    count = call_users_code(settings.data, lambda: len(dataset))
     if not count:
-        raise own_error(settings, f"has no images for split={split}")
-    name = Path(f"{settings.dataset} {split}")
+        raise own_error(settings.data, f"has no images for split={split}")
+    name = Path(f"{settings.data.dataset} {split}")
 
     def get(row: int) -> bytes:
-        return encoded_image(settings, split, row, item_of(settings, dataset, row)[0])
+        return encoded_image(settings.data, split, row, item_of(settings.data, dataset, row)[0])
 
     source = OwnSplit(path=name, size=0, mtime_ns=0, ctime_ns=0, get=get, state=state_of(dataset, get, count))
     files = FileList(Path())
     for row in range(count):
         files.append(TarMember(source, row, 1))
-    labels = labels_of(settings, dataset, count)
+    labels = labels_of(settings.data, dataset, count)
     classes = list(getattr(dataset, "classes", None) or ())
     if targets is not None:
         rows = [tuple(np.atleast_1d(np.asarray(label, dtype=np.float64)).tolist()) for label in labels]
         targets.names = tuple(map(str, classes)) or tuple(f"value{index}" for index in range(len(rows[0])))
-        check_labels(settings, split, labels, [len(row) == len(targets.names) for row in rows])
+        check_labels(settings.data, split, labels, [len(row) == len(targets.names) for row in rows])
         return ImageList(Path(), targets.names, files, array("q", map(targets.number_of, rows)), targets=targets)
     known = classes if isinstance(labels[0], str) else list(range(len(classes)))
-    known = known or call_users_code(settings, lambda: sorted(set(labels)))
+    known = known or call_users_code(settings.data, lambda: sorted(set(labels)))
     numbers = {label: index for index, label in enumerate(known)}
-    check_labels(settings, split, labels, [label in numbers for label in labels])
+    check_labels(settings.data, split, labels, [label in numbers for label in labels])
     names = tuple(map(str, classes or known))
     return ImageList(Path(), names, files, array("q", map(numbers.__getitem__, labels)))
 
 
-def check_labels(settings: TrainSettings, split: str, labels: Sequence[Any], fit: Sequence[bool]) -> None:
+def check_labels(settings: DataSettings, split: str, labels: Sequence[Any], fit: Sequence[bool]) -> None:
     """Raise `UserError` for the first label that does not fit."""
     if not all(fit):
         row = fit.index(False)
@@ -94,7 +94,7 @@ def check_labels(settings: TrainSettings, split: str, labels: Sequence[Any], fit
         )
 
 
-def labels_of(settings: TrainSettings, dataset: Any, count: int) -> Sequence[Any]:
+def labels_of(settings: DataSettings, dataset: Any, count: int) -> Sequence[Any]:
     """Return the label of each item, by `targets` as torchvision's data sets have them, or from the items."""
     known = getattr(dataset, "targets", None)
     if known is not None and len(known) == count:
@@ -102,7 +102,7 @@ def labels_of(settings: TrainSettings, dataset: Any, count: int) -> Sequence[Any
     return [item_of(settings, dataset, row)[1] for row in range(count)]
 
 
-def item_of(settings: TrainSettings, dataset: Any, row: int) -> tuple[Any, Any]:
+def item_of(settings: DataSettings, dataset: Any, row: int) -> tuple[Any, Any]:
     """Return the image and the label of an item; raises `UserError` for what is no such pair."""
     item = call_users_code(settings, lambda: dataset[row], f"[{row}]")
     if not isinstance(item, Sequence) or len(item) != 2:
@@ -110,7 +110,7 @@ def item_of(settings: TrainSettings, dataset: Any, row: int) -> tuple[Any, Any]:
     return item[0], item[1].item() if hasattr(item[1], "item") and np.ndim(item[1]) == 0 else item[1]
 
 
-def encoded_image(settings: TrainSettings, split: str, row: int, image: Any) -> bytes:
+def encoded_image(settings: DataSettings, split: str, row: int, image: Any) -> bytes:
     """Return an image as the bytes of a file, which every decoder here reads; raises `UserError` for something else."""
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
@@ -137,7 +137,7 @@ def state_of(dataset: Any, get: Callable[[int], bytes], count: int) -> str:
     return digest.hexdigest()
 
 
-def call_users_code(settings: TrainSettings, call: Callable[[], Any], where: str = "") -> Any:
+def call_users_code(settings: DataSettings, call: Callable[[], Any], where: str = "") -> Any:
     """Return what the user's code returns; raises `UserError` for what it raises."""
     try:
         return call()
@@ -147,7 +147,7 @@ def call_users_code(settings: TrainSettings, call: Callable[[], Any], where: str
         raise own_error(settings, f"{where}{' ' * bool(where)}{describe_failure(error)}") from None
 
 
-def own_error(settings: TrainSettings, problem: str) -> UserError:
+def own_error(settings: DataSettings, problem: str) -> UserError:
     """Return the error of one line for a data set that cannot be used."""
     fix = "Name another one" if settings.is_hugging_face else "Correct the function"
     return UserError(f"TRAIN_DATASET={printable(settings.dataset)}: {problem}. {fix}.")

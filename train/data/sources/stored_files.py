@@ -22,7 +22,7 @@ from train.data.sources.image_folder import SILENT_S
 from train.data.sources.image_list import ImageList
 from train.data.sources.shards import CLASSES_FILE, SHARD_NAME
 from train.lock_file import folder_lock
-from train.settings import TrainSettings
+from train.setting_groups.data import DataSettings
 
 # Objects that are copied at once.
 AT_ONCE = 16
@@ -35,7 +35,7 @@ Objects = dict[str, tuple[int, str]]
 
 
 def list_stored(
-    settings: TrainSettings, url: str, list_folder: Callable[[Path], tuple[ImageList, ImageList]], *, launches: bool
+    settings: DataSettings, url: str, list_folder: Callable[[Path], tuple[ImageList, ImageList]], *, launches: bool
 ) -> tuple[ImageList, ImageList]:
     """Return what `list_folder` finds in the copy of what is below a URL; raises `UserError`, which names the URL.
 

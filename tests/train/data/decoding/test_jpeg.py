@@ -16,8 +16,7 @@ from PIL import Image
 import train.kernels
 from tests.conftest import PYTHON
 from tests.train.data.jpeg_files import KINDS, WHOLE, compare, image_of, jpeg, random_files, random_view
-from train.data.decoding.decoder import JpegKernel, jpeg_kernel
-from train.data.decoding.kernel_check import check_kernel
+from train.data.decoding.decoder import JpegKernel, check_kernel, jpeg_kernel
 from train.kernels.library import find_kernel
 from train.transforms.image_part import PLAIN_VIEW, View
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -72,7 +71,7 @@ def test_global_batches_are_equal_for_any_ranks(
     world_size: int, accumulate: int, transforms: str, mixed: dict[str, float]
 ) -> None:
     alone = train_settings({"batch_size": 16, "transforms": transforms, **mixed})
-    shared = msgspec.structs.replace(alone, grad_accum_steps=accumulate)
+    shared = alone.with_values(grad_accum_steps=accumulate)
     for (x, y), (xs, ys) in zip(
         global_batches(alone, 1, epoch=2), global_batches(shared, world_size, epoch=2), strict=True
     ):
@@ -100,7 +99,7 @@ def test_memory_source_gathering_ahead_is_bitwise_identical(
 
 
 def test_epoch_has_only_full_distinct_batches() -> None:
-    labels = torch.cat([y for _, y in global_batches(TrainSettings(batch_size=16), 2, epoch=0)])
+    labels = torch.cat([y for _, y in global_batches(TrainSettings().with_values(batch_size=16), 2, epoch=0)])
     assert len(labels) == 48
     assert len(set(labels.tolist())) == 48
 
@@ -108,7 +107,7 @@ def test_epoch_has_only_full_distinct_batches() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize("count", [1, 10, 11])
 def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) -> None:
-    settings = TrainSettings(eval_batch_size=3)
+    settings = TrainSettings().with_values(eval_batch_size=3)
     seen: list[int] = []
     for rank in range(world_size):
         for _, labels in memory_source(settings, rank, world_size, test=count).test_batches():
@@ -118,7 +117,7 @@ def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) ->
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_batches_are_normalized_in_memory_format(channels_last: bool) -> None:
-    settings = TrainSettings(batch_size=50, transforms="none", channels_last=channels_last)
+    settings = TrainSettings().with_values(batch_size=50, transforms="none", channels_last=channels_last)
     batch = next(memory_source(settings, 0, 1).train_batches(0))
     x, _ = batch.micro_batches[0]
     assert x.shape == (50, 3, 8, 8)
@@ -131,12 +130,12 @@ def test_batches_are_normalized_in_memory_format(channels_last: bool) -> None:
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
 def test_auto_transforms_augment_only_color(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
-    assert (select_transform(settings, channels).sample_params is not None) is augments
+    assert (select_transform(settings.data, channels).sample_params is not None) is augments
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_path: Path, workers: int) -> None:
-    settings = TrainSettings(
+    settings = TrainSettings().with_values(
         dataset="imagefolder", data_dir=image_folder, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
     )
     shape = (3, 16, 16)
@@ -157,7 +156,7 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
 
 
 def test_many_unreadable_images_are_counted_only(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = TrainSettings(dataset="imagefolder", data_dir=image_folder, batch_size=4)
+    settings = TrainSettings().with_values(dataset="imagefolder", data_dir=image_folder, batch_size=4)
     dataset = ImageDataset(list_splits(image_folder), (3, 16, 16))
     with BatchLoader(dataset, WorkerSpec(frozenset({0}), 0), torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group())

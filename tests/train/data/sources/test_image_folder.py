@@ -132,12 +132,12 @@ def test_inspect_dataset_known_data_reads_nothing() -> None:
     assert inspect_dataset(TrainSettings()) == DatasetInfo(
         1797, (1, 8, 8), train_images=1442, classes=tuple("0123456789")
     )
-    synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
+    synthetic = TrainSettings().with_values(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
     loading = 3 * 70 * 100 + 8 * 70 * 10 + 8 * 120
     assert inspect_dataset(synthetic) == DatasetInfo(
         120, (2, 5, 7), train_images=100, loading_bytes=loading, classes=tuple(f"class{one}" for one in range(10))
     )
-    classes = TrainSettings(dataset="synthetic", synthetic_images=10, synthetic_classes=50)
+    classes = TrainSettings().with_values(dataset="synthetic", synthetic_images=10, synthetic_classes=50)
     assert inspect_dataset(classes).images == 60
 
 
@@ -284,10 +284,10 @@ def test_kind_is_by_what_is_there(tmp_path: Path, files: tuple[str, ...], kind: 
         (tmp_path / name).touch()
     assert kind_of_folder(tmp_path) == kind
     given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
-    assert given.values.dataset == (kind or "imagefolder"), "its error says what a folder needs"
+    assert given.values.data.dataset == (kind or "imagefolder"), "its error says what a folder needs"
     assert read_train_settings({"TRAIN_DATA_DIR": ""}, {}).values == train_settings()
     named = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path), "TRAIN_DATASET": "cifar10"}, {})
-    assert named.values.dataset == "cifar10"
+    assert named.values.data.dataset == "cifar10"
 
 
 @pytest.mark.launch

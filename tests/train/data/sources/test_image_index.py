@@ -17,8 +17,7 @@ import pytest
 from entrypoint.core.atomic_files import checksum_trailer
 from tests.conftest import refusal
 from tests.train.data.shard_files import samples, write_tar
-from train.data.sources import image_folder
-from train.data.sources import shards as shards_module
+from train.data.sources import image_folder, shards as shards_module
 from train.data.sources.image_file import CHANGED_SHARD, FileList, TarMember, read_file
 from train.data.sources.image_folder import list_split
 from train.data.sources.image_index import Index, SavedIndex, load_index, state_of

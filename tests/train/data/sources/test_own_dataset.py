@@ -124,7 +124,7 @@ def test_images_of_all_modes_are_read_bit_for_bit(own: Path, mode: str) -> None:
     image = Image.fromarray(pixels).convert("L" if mode.startswith("I;") else mode)
     if mode.startswith("I;"):
         image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
-    content = encoded_image(settings_of(own, "words"), "train", 0, image)
+    content = encoded_image(settings_of(own, "words").data, "train", 0, image)
     with Image.open(io.BytesIO(content)) as again:
         assert again.mode == mode
         assert np.array_equal(np.asarray(again), np.asarray(image))

@@ -12,8 +12,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from entrypoint.core.errors import UserError
 from tests.conftest import FUZZ_EXAMPLES, refusal

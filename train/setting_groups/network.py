@@ -16,7 +16,7 @@ BACKBONE, STATISTICS = "backbone", "statistics"
 OWN_MODELS = ("cnn", "speednet", "speednet-half")
 
 
-class ModelSettings(Settings, frozen=True, kw_only=True):
+class NetworkSettings(Settings, frozen=True, kw_only=True):
     """What is trained: model, pruning and average of the weights."""
 
     recipe: Annotated[
@@ -25,6 +25,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             "Preset of model, optimizer, augmentation and epochs. speedrun: CIFAR-10 fast. finetune: pretrained"
             " weights. imagenet: a ResNet-50. vit: a transformer. Your own settings win.",
             basic=True,
+            resume="may_change",
         ),
     ] = "default"
     model: Annotated[
