@@ -28,7 +28,7 @@ from benchmarks.conditions import (
     read_source,
     read_versions,
 )
-from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.files import atomic_write_text
 
 RESULTS = ROOT / "benchmarks/results"
 FORMAT = 1

@@ -18,8 +18,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLease, SoftFileLock, Timeou
 
 from entrypoint.core.console import log, log_once
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.files import exists, is_file
 from entrypoint.core.network import LOG_INTERVAL_S
-from entrypoint.core.paths import exists, is_file
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0

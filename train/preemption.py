@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from entrypoint.core.signals import DUPLICATE_WINDOW_S, PREEMPTION, not_ignored
+from entrypoint.core.process import DUPLICATE_WINDOW_S, PREEMPTION, not_ignored
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A closed terminal can send several of these; they do not count as a second stop request by the user.

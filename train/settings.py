@@ -13,8 +13,7 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings, Settings, read_settings, rules_of
 from entrypoint.core.user_dirs import user_cache_dir
 from train.setting_groups.compute import ComputeSettings
-from train.setting_groups.data import DataSettings
-from train.setting_groups.folder_kind import kind_of_folder
+from train.setting_groups.data import DataSettings, kind_of_folder
 from train.setting_groups.network import NetworkSettings
 from train.setting_groups.optimization import OptimizationSettings
 from train.setting_groups.run import RunSettings

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import is_first_rank_here
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.files import working_folder
 from entrypoint.core.packages import require_extra
-from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
 from entrypoint.launch.remote import with_remote_command

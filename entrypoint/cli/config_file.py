@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
-from entrypoint.core.paths import read_regular
+from entrypoint.core.files import read_regular
 from entrypoint.core.settings_base import Settings, groups_of, variable_name
 
 

@@ -15,8 +15,7 @@ from entrypoint.cli.parser import Invocation, as_typed, parse_command_line, type
 from entrypoint.core.console import RECORD_VAR, STATUS_VAR, report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.exit_delay import PROGRAM_VAR
-from entrypoint.core.process import replace_process
-from entrypoint.core.signals import PREEMPTION
+from entrypoint.core.process import PREEMPTION, replace_process
 from entrypoint.core.user_dirs import with_fallbacks
 from entrypoint.job.node_group import START_TIME_VAR
 from entrypoint.machine.container import read_image

@@ -17,8 +17,8 @@ from entrypoint.cli.command_table import COMMANDS, SWITCHES, TARGET_WORDS, TARGE
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.files import exists, is_folder
 from entrypoint.core.packages import PROJECT, package_version
-from entrypoint.core.paths import exists, is_folder
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
 from entrypoint.machine.cpu_load import LoadSample
 from entrypoint.plan.model import Plan, Program

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_file, is_folder, working_folder
+from entrypoint.core.files import exists, is_file, is_folder, working_folder
 from entrypoint.plan.model import Program
 
 # What Python runs, and what becomes a script.

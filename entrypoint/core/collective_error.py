@@ -79,7 +79,7 @@ def note_collective_error(error: BaseException) -> None:
         return
     from entrypoint.core.console import error_record_path, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
-    from entrypoint.core.paths import exists
+    from entrypoint.core.files import exists
 
     path = error_record_path(os.environ)
     if path and not (exists(path) and os.stat(path).st_size):  # noqa: PTH116  # the program wrote it, and knows more

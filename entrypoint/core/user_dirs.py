@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import exists, is_folder, working_folder
+from entrypoint.core.files import exists, is_folder, working_folder
 
 # Python's own candidates in its order (tempfile.gettempdir), then what Docker leaves writable in a read-only container.
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.collective_error import EXIT_FUNCTION, collective_of, place_of
 from entrypoint.core.errors import one_line, printable
-from entrypoint.core.signals import signal_sender
+from entrypoint.core.process import signal_sender
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
 from entrypoint.machine.procfs import ROOT, STOPPED, memory_file, read_lines, state_of, state_text
 

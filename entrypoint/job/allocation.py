@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import read_regular
+from entrypoint.core.files import read_regular
 from entrypoint.job.detect import Job
 
 # The hosts with their CPUs, for ranks on other hosts: mpirun's ssh does not pass the scheduler's variables on.

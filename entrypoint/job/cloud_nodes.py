@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import read_regular
+from entrypoint.core.files import read_regular
 from entrypoint.job.node_group import NodeGroup, claim_node
 from entrypoint.job.slurm import number
 

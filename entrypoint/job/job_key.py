@@ -10,10 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import open_regular
+from entrypoint.core.files import atomic_path, open_regular
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.job.run_identity import PROGRAM
 from entrypoint.machine.container import is_on_network

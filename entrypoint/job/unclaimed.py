@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import read_regular
+from entrypoint.core.files import read_regular
 
 # A number above 1 means several ranks, or several nodes.
 TORCH_SIZE_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "PET_NNODES")

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from entrypoint.core.packages import require_extra
-from entrypoint.core.process import replace_process, resume_gc
-from entrypoint.core.signals import PREEMPTION
+from entrypoint.core.process import PREEMPTION, replace_process, resume_gc
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR
 from entrypoint.job.node_group import START_TIME_VAR

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING
 
 from entrypoint.core.console import log, read_error_record, report_error, write_stderr
 from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, UserError
-from entrypoint.core.process import die_with_parent, name_process
-from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored, wait_for_signal
+from entrypoint.core.process import (
+    FORWARDED,
+    PREEMPTION,
+    TERMINATING,
+    die_with_parent,
+    from_terminal,
+    name_process,
+    not_ignored,
+    wait_for_signal,
+)
 from entrypoint.job.detect import Job
 from entrypoint.launch.failures import (
     ERROR_FILE,

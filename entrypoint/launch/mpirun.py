@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from entrypoint.core.console import STATUS_PREFIX, STATUS_VAR, write_all
 from entrypoint.core.errors import ExitCode
-from entrypoint.core.signals import DUPLICATE_WINDOW_S, TERMINATING
+from entrypoint.core.process import DUPLICATE_WINDOW_S, TERMINATING
 from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals, log_late
 
 PREFIX = STATUS_PREFIX.encode()

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.paths import resolve
+from entrypoint.core.files import resolve
 from entrypoint.core.process import STARTER
 from entrypoint.plan.model import Plan
 

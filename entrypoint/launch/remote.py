@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, is_secret, printable
-from entrypoint.core.paths import exists, is_folder, read_regular
+from entrypoint.core.files import exists, is_folder, read_regular
 from entrypoint.core.process import own_command
 from entrypoint.job.allocation import ALLOCATION_VAR
 from entrypoint.job.detect import Job

@@ -21,8 +21,7 @@ from typing import Any
 
 from entrypoint.core.console import log, parse_error_record
 from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, count_text, first_line
-from entrypoint.core.process import fast_exit, gc_paused
-from entrypoint.core.signals import PREEMPTION, TERMINATING, not_ignored
+from entrypoint.core.process import PREEMPTION, TERMINATING, fast_exit, gc_paused, not_ignored
 from entrypoint.launch.agent_store import AgentStore
 from entrypoint.launch.failures import Failure, first_failure, print_final_message, repeat_warning, report_stop
 from entrypoint.machine.cgroup import oom_message, read_memory

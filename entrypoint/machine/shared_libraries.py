@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from entrypoint.core.paths import open_regular
+from entrypoint.core.files import open_regular
 
 # Debian's libtcmalloc-minimal4 has no unversioned file name without its -dev package. Therefore
 # torch.backends.xeon.run_cpu, which needs exactly libtcmalloc.so, does not find it.

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.core.console import log
-from entrypoint.core.process import die_with_parent
-from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored, signal_sender
+from entrypoint.core.process import FORWARDED, die_with_parent, from_terminal, not_ignored, signal_sender
 
 POLL_INTERVAL_S = 0.1
 

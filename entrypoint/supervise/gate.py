@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.signals import TERMINATING
+from entrypoint.core.process import TERMINATING
 from entrypoint.supervise.admission import code_after, failure_message
 from entrypoint.supervise.child import fork_exec, has_exited
 from entrypoint.supervise.failure_channel import FailureChannel

@@ -27,8 +27,7 @@ from entrypoint.core.console import (
     write_stderr,
 )
 from entrypoint.core.errors import COLLECTIVE_KEY, HANG_SETTLE_S, ExitCode, UserError, describe_exit, one_line
-from entrypoint.core.process import name_process
-from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
+from entrypoint.core.process import FORWARDED, PREEMPTION, TERMINATING, name_process
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.cgroup import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text

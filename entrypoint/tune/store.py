@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import is_folder, open_regular
+from entrypoint.core.files import is_folder, open_regular
 from entrypoint.core.settings_base import rules_of
 from entrypoint.core.user_dirs import user_cache_dir, why_not_trusted
 from entrypoint.plan.inputs import PlanInputs
@@ -168,7 +168,7 @@ def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result atomically; raises `UserError` if the disk is full or the folder is not writable."""
-    from entrypoint.core.atomic_files import atomic_write_text
+    from entrypoint.core.files import atomic_write_text
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

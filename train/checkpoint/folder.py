@@ -9,9 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once
-from entrypoint.core.paths import exists, is_file, is_folder, read_regular
+from entrypoint.core.files import atomic_write_text, exists, is_file, is_folder, read_regular, replace_symlink
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_json
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)

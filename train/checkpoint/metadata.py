@@ -17,9 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.paths import open_regular, read_regular
+from entrypoint.core.files import atomic_open, open_regular, read_regular
 
 METADATA_FILE, CHECKSUM_FILE = "checkpoint.json", "SHA256SUMS"
 # What a checkpoint holds tensors of, in the files and in the index.

@@ -18,9 +18,8 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.paths import exists, is_file, read_regular
+from entrypoint.core.files import atomic_write_text, exists, is_file, read_regular, replace_symlink
 from entrypoint.core.setting_types import URL, PathOrUrl, find_text_problem
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.metadata import CHECKSUM_FILE, MODEL, read_checksums

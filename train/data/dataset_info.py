@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_file, is_folder, resolve
+from entrypoint.core.files import exists, is_file, is_folder, resolve
 from entrypoint.core.setting_types import as_url
 from train.child import ask_child
 from train.data.shared_images import count_shared

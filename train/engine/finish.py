@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.atomic_files import atomic_path, atomic_write_text
+from entrypoint.core.files import atomic_path, atomic_write_text
 from train.acceleration.amp import CAST_TO
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.metadata import NO_BEST

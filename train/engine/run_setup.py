@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from entrypoint.core.errors import UserError, count_text, printable
-from entrypoint.core.paths import exists
+from entrypoint.core.files import exists
 from entrypoint.core.setting_types import as_url
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.plan.model import Plan, TrainerPlan

@@ -20,11 +20,17 @@ from train.data.feeds.choose import build_loader
 from train.data.workers import WorkerSpec
 from train.distributed.peers import translate_collective_errors
 from train.distributed.process_group import init_process_group, local_process
-from train.engine.best_weights import use_best_weights
 from train.engine.finish import write_summary
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
-from train.engine.save_policy import check_weights_finite, finish_upload, save, save_and_exit, save_on_signal
+from train.engine.save_policy import (
+    check_weights_finite,
+    finish_upload,
+    save,
+    save_and_exit,
+    save_on_signal,
+    use_best_weights,
+)
 from train.evaluation.evaluate import MistakeCollector, evaluate
 from train.evaluation.heat_map import MAX_PROJECTED_CLASSES, PROJECTED
 from train.evaluation.results import EvalMethod, EvalResult

@@ -25,12 +25,12 @@ from train.evaluation.results import (
     Confidence,
     EvalMethod,
     EvalResult,
+    TargetScores,
     count_confidence,
     losses_by_temperature,
 )
-from train.evaluation.target_scores import TargetScores
+from train.transforms.batch_tensors import averaged_logits
 from train.transforms.normalize import Normalize
-from train.transforms.test_time import averaged_logits
 
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
 MAX_CONFUSION_CLASSES = 1000

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import report_error, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
+from entrypoint.core.files import atomic_write_text
 from entrypoint.core.settings_base import read_settings
 from train.acceleration.faster_conv import original_convolutions
 from train.evaluation.predict import Predictor

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.console import report_error, write_stderr, writing_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
+from entrypoint.core.files import atomic_open
 from entrypoint.core.settings_base import read_settings
 from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
@@ -30,10 +30,9 @@ from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
-from train.transforms.batch_tensors import resize_batch
+from train.transforms.batch_tensors import averaged_logits, resize_batch
 from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
-from train.transforms.test_time import averaged_logits
 
 
 @dataclass(frozen=True)

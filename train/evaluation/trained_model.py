@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from entrypoint.core.atomic_files import atomic_path, atomic_write_text
 from entrypoint.core.console import writing_stdout
 from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.files import atomic_path, atomic_write_text
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
 from train.checkpoint.tensor_files import write_tensors

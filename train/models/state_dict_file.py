@@ -24,7 +24,7 @@ from safetensors.torch import load as parse_safetensors
 from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line, one_line, printable
-from entrypoint.core.paths import is_file
+from entrypoint.core.files import is_file
 from train.checkpoint.metadata import read_bytes
 from train.models.weights_origin import INDEX_ENDING
 

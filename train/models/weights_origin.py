@@ -12,7 +12,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import is_file, is_folder
+from entrypoint.core.files import is_file, is_folder
 from train.checkpoint.metadata import METADATA_FILE, CorruptCheckpoint, Normalization, read_metadata
 
 WEIGHTS_FILE = "model.safetensors"

@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.files import is_folder
 from entrypoint.core.packages import require_extra
-from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.machine.detect import Machine

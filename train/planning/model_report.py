@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.files import atomic_write_text
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.checkpoint.metadata import read_json
 from train.child import ask_child

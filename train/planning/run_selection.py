@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, is_file, resolve
+from entrypoint.core.files import exists, is_file, resolve
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints

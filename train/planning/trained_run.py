@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import is_file, read_regular
+from entrypoint.core.files import is_file, read_regular
 from entrypoint.core.settings_base import ParsedSettings, read_settings, rules_of, variable_name
 from entrypoint.plan.model import Decision
 from train.checkpoint.compare import saved_settings

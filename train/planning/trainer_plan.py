@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
-from entrypoint.core.paths import exists, resolve
+from entrypoint.core.files import exists, resolve
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision

@@ -11,11 +11,10 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line, printable
+from entrypoint.core.files import atomic_write_text, is_file, open_regular
 from entrypoint.core.packages import missing_module
-from entrypoint.core.paths import is_file, open_regular
 from train.checkpoint.metadata import read_bytes, write_error
 from train.report.run_folder import as_json
 from train.report.trackers import Tracker

@@ -15,9 +15,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, first_line, printable
-from entrypoint.core.paths import is_file, read_regular
+from entrypoint.core.files import atomic_write_text, is_file, read_regular
 from train.report.metrics import read_metrics
 from train.report.stragglers import stragglers_text
 from train.setting_groups.data import SCORES

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.files import atomic_write_text
 from train.settings import PROFILE_WARM_UP
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward and loss", "backward", "optimizer")

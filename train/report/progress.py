@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.console import STDERR, STDOUT, replace_stream
+from entrypoint.core.files import atomic_open
 from train.preemption import STOP_CONTROLLER
 from train.report.metrics import MetricsWriter
 from train.report.page import BATCH_FILE, REPORT_FILE, write_report

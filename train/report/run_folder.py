@@ -11,11 +11,18 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once, write_stderr
 from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.files import (
+    atomic_write_text,
+    exists,
+    is_file,
+    read_regular,
+    replace_symlink,
+    resolve,
+    working_folder,
+)
 from entrypoint.core.packages import package_version
-from entrypoint.core.paths import exists, is_file, read_regular, resolve, working_folder
 from entrypoint.core.process import own_command
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan

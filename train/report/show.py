@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
-from entrypoint.core.paths import is_file
+from entrypoint.core.files import atomic_write_text, is_file
 from train.checkpoint.folder import FOLDER, list_newest_first
 from train.checkpoint.metadata import write_error
 from train.lock_file import LOCK_NAME, STALE_S

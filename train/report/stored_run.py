@@ -13,7 +13,7 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.paths import exists, is_file, read_regular
+from entrypoint.core.files import exists, is_file, read_regular
 from entrypoint.core.settings_base import ParsedSettings
 from train.checkpoint.folder import prepare, remove_tree
 from train.checkpoint.store import OWNER, RunStore

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.files import atomic_write_text
 from train.checkpoint.metadata import read_json
 from train.models.users_code import import_users_module
 from train.settings import TrainSettings

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import log, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.paths import is_folder
+from entrypoint.core.files import is_folder
 from entrypoint.doctor.running_ranks import describe_stacks, stacks_of_ranks
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.atomic_files import atomic_open, atomic_write_text
+from entrypoint.core.files import atomic_open, atomic_write_text
 
 
 def test_atomic_open_failure_keeps_old_content(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.processes import killed_at_end, next_line, state, wait_until
 
 PROGRAM = """
 import signal, sys
-from entrypoint.core.signals import wait_for_signal
+from entrypoint.core.process import wait_for_signal
 
 numbers = [signal.SIGUSR1, signal.SIGTERM]
 signal.pthread_sigmask(signal.SIG_BLOCK, [*numbers, signal.SIGALRM])

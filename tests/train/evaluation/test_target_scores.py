@@ -8,8 +8,7 @@ import torch
 from tests.train.engine.learners import ALONE
 from train.checkpoint.metadata import OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
-from train.evaluation.results import EvalMethod, EvalResult
-from train.evaluation.target_scores import TargetScores
+from train.evaluation.results import EvalMethod, EvalResult, TargetScores
 from train.optimization.losses import Loss
 
 IMAGES, OUTPUTS = 200, 5

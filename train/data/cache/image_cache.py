@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from entrypoint.core.atomic_files import checksum_trailer, verify_checksum
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, first_line
+from entrypoint.core.files import checksum_trailer, verify_checksum
 from train.checkpoint.metadata import read_bytes
 from train.data.cache.fingerprint import iter_files
 from train.data.decoding.decoder import read_into

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import exists, resolve
+from entrypoint.core.files import exists, resolve
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard
 from train.data.sources.image_index import Index, load_index, state_of
 from train.data.sources.image_list import (
@@ -27,7 +27,7 @@ from train.data.sources.image_list import (
     empty_class_error,
     unreadable_image_error,
 )
-from train.setting_groups.folder_kind import IGNORED_FOLDERS
+from train.setting_groups.data import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})

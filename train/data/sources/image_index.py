@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from entrypoint.core.atomic_files import atomic_open, checksum_trailer, verify_checksum
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, first_line
+from entrypoint.core.files import atomic_open, checksum_trailer, verify_checksum
 from train.checkpoint.metadata import read_bytes
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TextIO
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.paths import is_file
+from entrypoint.core.files import is_file
 from train.data.sources.image_file import FileList
 from train.data.sources.image_list import ImageList, append_split, check_same_classes, cut_listing, find_alike
 from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target

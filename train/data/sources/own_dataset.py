@@ -25,8 +25,7 @@ from train.data.sources.image_file import FileList, OwnSplit, TarMember, read_fi
 from train.data.sources.image_list import ImageList, append_split
 from train.data.sources.targets import Targets
 from train.models.users_code import describe_failure, import_factory
-from train.setting_groups.data import DataSettings
-from train.setting_groups.folder_kind import HUGGING_FACE
+from train.setting_groups.data import HUGGING_FACE, DataSettings
 from train.settings import TrainSettings
 
 

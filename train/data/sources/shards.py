@@ -12,7 +12,7 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, count_text, one_line, printable
-from entrypoint.core.paths import exists, is_folder, read_regular
+from entrypoint.core.files import exists, is_folder, read_regular
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList
 from train.data.sources.image_folder import translate_folder_errors, what_is_there, why_no_file
 from train.data.sources.image_index import Index, load_index, state_of

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
-from entrypoint.core.paths import exists
+from entrypoint.core.files import exists
 from train.checkpoint.store import NAME, RunStore
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_folder import SILENT_S

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from entrypoint.core.errors import UserError, first_line, one_line, printable
-from entrypoint.core.paths import open_regular
+from entrypoint.core.files import open_regular
 from train.data.sources.image_file import BLOCK, FileList, Shard, TarMember
 from train.data.sources.targets import MAX_TARGET
-from train.setting_groups.folder_kind import IMAGE_ENDINGS
+from train.setting_groups.data import IMAGE_ENDINGS
 
 # By task, where a JSON member has the label of its image, and what it is.
 LABEL_FIELDS = {

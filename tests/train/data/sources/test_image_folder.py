@@ -17,7 +17,7 @@ from train.data.dataset_info import DatasetInfo, inspect_dataset, list_files
 from train.data.decoding.decoder import jpeg_kernel
 from train.data.sources.image_folder import list_splits
 from train.data.sources.image_list import ImageList
-from train.setting_groups.folder_kind import kind_of_folder
+from train.setting_groups.data import kind_of_folder
 from train.settings import TrainSettings, read_train_settings
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from entrypoint.core.atomic_files import checksum_trailer
+from entrypoint.core.files import checksum_trailer
 from tests.conftest import refusal
 from tests.train.data.shard_files import samples, write_tar
 from train.data.sources import image_folder, shards as shards_module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core import paths
+from entrypoint.core import files
 
 
 def bind_socket(path: Path) -> None:
@@ -47,37 +47,37 @@ def test_every_kind_of_path_has_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
     path, (*answers, said) = tmp_path / PLACES.get(kind, kind), KINDS[kind]
     if kind in MAKERS:
         MAKERS[kind](path)
-    assert [paths.exists(path), paths.is_file(path), paths.is_folder(path)] == answers
-    assert paths.resolve(path).is_absolute()
+    assert [files.exists(path), files.is_file(path), files.is_folder(path)] == answers
+    assert files.resolve(path).is_absolute()
     if not said:
-        assert paths.read_regular(path) == "text \ufffd"
+        assert files.read_regular(path) == "text \ufffd"
         return
     with pytest.raises(OSError, match=said):
-        paths.read_regular(path)
+        files.read_regular(path)
 
 
 def test_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(paths.MAX_TEXT_BYTES + 1)
+        file.truncate(files.MAX_TEXT_BYTES + 1)
     with pytest.raises(OSError, match="File too large"):
-        paths.read_regular(tmp_path / "sparse")
+        files.read_regular(tmp_path / "sparse")
 
 
 def test_refused_file_is_closed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="Not a regular file"):
-        paths.open_regular(tmp_path / "fifo")
+        files.open_regular(tmp_path / "fifo")
     assert os.listdir("/proc/self/fd") == before
 
 
 def test_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert paths.working_folder() == tmp_path
+    assert files.working_folder() == tmp_path
 
 
 @pytest.mark.usefixtures("removed_folder")
 def test_working_folder_that_was_removed() -> None:
-    assert paths.working_folder() is None
-    assert paths.resolve(Path("x")) == Path("x")
-    assert not paths.exists("x")
+    assert files.working_folder() is None
+    assert files.resolve(Path("x")) == Path("x")
+    assert not files.exists("x")
