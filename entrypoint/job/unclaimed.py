@@ -49,17 +49,29 @@ RANK_VARIABLES = (
     "HOROVOD_LOCAL_RANK",
     "HOROVOD_CROSS_RANK",
     "PBS_NODENUM",
+    # Of a step of srun whose SLURM_STEP_ID did not get here, as into a container; a batch script has 0 in each.
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
 )
+# With a SLURM_PROCID and without a job, which a batch script has, these are a step's.
+SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES")
 # Set only in the ranks or pods of a job, and without their number: LSF_PM_TASKID is blaunch's, K_MPI_JOB_ROLE MPIJob's.
 LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE")
 # Of any engine: a number of nodes, and which of them this is, in variables that begin alike (DSTACK_NODES_NUM).
 NODE_COUNT = re.compile(
-    "(.*_)?(NODES_NUM|NUM_NODES|NODE_NUM|NODE_COUNT|NNODES|NUM_WORKERS|TOTAL_WORKERS|GROUP_SIZE|TASK_COUNT)"
+    "(.*_)?(NODES_NUM|NUM_NODES|NODE_NUM|NODE_COUNT|NNODES|NUM_WORKERS|WORKER_NUM|TOTAL_WORKERS|REPLICA_COUNT|GROUP_SIZE"
+    "|TASK_COUNT)"
 )
-NODE_PLACES = ("NODE_RANK", "NODE_INDEX", "WORKER_INDEX", "TASK_INDEX", "INDEX", "RANK")
+NODE_PLACES = (
+    *("NODE_RANK", "NODE_INDEX", "WORKER_INDEX", "TASK_INDEX", "INDEX", "RANK"),
+    *("REPLICA_RANK", "ROLE_INDEX"),  # Beaker, Volcano Engine
+)
 # The same for engines that name them otherwise, and the rank alone.
 NODE_SIZES = ("AWS_BATCH_JOB_NUM_NODES", "_CONDOR_NPROCS", "PJM_NODE")
 NODE_RANKS = ("AWS_BATCH_JOB_NODE_INDEX", "_CONDOR_PROCNO")
+# How an address or name begins that each node has.
+THIS_NODE = ("127.", "localhost", "::1")
 # The number of pods of each task of a Volcano job (its svc plugin).
 VOLCANO_SIZE = re.compile("VC_.+_NUM")
 # Lists of hosts, and files with one on each line; in such a job the first host starts the others.
@@ -72,7 +84,7 @@ CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield `NAME=VALUE` of each variable that says there are other ranks."""
     sizes, ranks = (*TORCH_SIZE_VARIABLES, *SIZE_VARIABLES), (*TORCH_RANK_VARIABLES, *RANK_VARIABLES)
-    yield from numbers_above(environ, ((sizes, 1), (ranks, 0)))
+    yield from numbers_above(environ, ((sizes, 1), (ranks, 0), (SLURM_SIZES if environ.get("SLURM_PROCID") else (), 1)))
     yield from (f"{name}={printable(environ[name])}" for name in LAUNCHER_ONLY_VARIABLES if environ.get(name))
     for name in CLUSTER_VARIABLES:
         count = count_cluster_tasks(environ.get(name, ""))
@@ -100,8 +112,12 @@ def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
         if not counted or not re.fullmatch("[0-9]{1,6}", text) or int(text) < 2:
             continue
         prefix = counted[1] or ""
-        if (prefix or "NODE" in name) and any(environ.get(f"{prefix}{place}") for place in NODE_PLACES):
+        places = ("NODE_RANK", *(f"{prefix}{place}" for place in NODE_PLACES))
+        if (prefix or "NODE" in name) and any(map(environ.get, places)):
             yield f"{name}={text}"
+    counts, master = [text for name, text in environ.items() if NODE_COUNT.fullmatch(name)], environ.get("MASTER_ADDR")
+    if master and environ.get("NODE_RANK") and not master.startswith(THIS_NODE) and "1" not in counts:  # Lightning's
+        yield f"NODE_RANK={printable(environ['NODE_RANK'])} and MASTER_ADDR={printable(master)}"
     for name in HOST_LISTS:
         hosts = set(re.split("[,;]", environ.get(name, "")))
         if len(hosts) > 1:

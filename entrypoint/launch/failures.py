@@ -111,17 +111,20 @@ def explain_hang(
     return stacks.missing_line(missing, lost, waited.rank, until), texts
 
 
-def report_stop(folder: Path, number: Signals, since: float = 0.0) -> int:
+def report_stop(folder: Path, number: Signals, codes: Iterable[int], since: float = 0.0) -> int:
     """Print how the ranks reacted to a forwarded signal: saved, could not, or just ended; return the exit code.
 
     `folder` holds the error files of the ranks, in one folder for each start of the ranks, written `since` this time.
+    A script of the user's says by its code that it has saved; `codes` are those of the ranks (negative: a signal).
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
         message = read_error_record(file) if file.stat().st_mtime >= since else {}
         extra = message.get("extraInfo", {})
         if extra.get("refused") and not extra.get("lost_peer"):
             return print_final_message(message["message"], extra["code"])
-    return print_final_message(f"stopped by {number.name}", 128 + number)
+    ended = set(codes) - {-number, 128 + number}
+    code = ExitCode.PREEMPTED if ended == {ExitCode.PREEMPTED} else 128 + number
+    return print_final_message(f"stopped by {number.name}", code)
 
 
 def repeat_warning(plan: Plan) -> None:

@@ -96,7 +96,8 @@ def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> 
                 meeting.door.warn_if_unused()
             return ExitCode.DONE
         if ranks.stop_signal:
-            return report_stop(Path(folder), ranks.stop_signal)
+            codes = [failure.exitcode for failure in ranks.failures]
+            return report_stop(Path(folder), ranks.stop_signal, codes)
         first = first_failed(ranks.failures)
         if plan.launcher == "direct" and first.exitcode > 0 and not first.error_file:
             return code  # a single program has printed its own error; one that a signal killed has not

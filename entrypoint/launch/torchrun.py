@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
     def first(failures: dict[int, Any]) -> tuple[str, int]:
         return first_failure(convert_failures(failures, ended_by_agent), oom_message(memory, read_memory(ROOT)))
 
-    warned = forward_user_signals()
+    warned, codes = forward_user_signals(), list[int]()
     try:
         store = AgentStore(plan, os.environ)
     except UserError as error:
         return print_final_message(str(error), error.code)
     argv = [*store.arguments, *argv]
-    install_restart_policy(plan, warned, store, lambda failures: first(failures)[0])
+    install_restart_policy(plan, warned, codes, store, lambda failures: first(failures)[0])
     # torchrun installs handlers for them, and would end with the terminal under nohup (pytorch#67538).
     signal.pthread_sigmask(signal.SIG_BLOCK, set(TERMINATING) - set(not_ignored(TERMINATING)))
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         except ChildFailedError as error:
             return print_final_message(*first(error.failures))
         except SignalException as error:
-            return report_stop(Path(args.log_dir), error.sigval, started)
+            return report_stop(Path(args.log_dir), error.sigval, codes, started)
         except UserError as error:
             return print_final_message(str(error), error.code)
         except (RuntimeError, OSError) as error:
@@ -137,12 +137,13 @@ def capture_agent_log(grace_period_s: float) -> set[int]:
 
 
 def install_restart_policy(
-    plan: Plan, warned: list[int], store: AgentStore, describe: Callable[[dict[int, Any]], str]
+    plan: Plan, warned: list[int], codes: list[int], store: AgentStore, describe: Callable[[dict[int, Any]], str]
 ) -> None:
     """Make torchrun's agent restart ranks only if a restart can help, and log the reason.
 
     It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
-    next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left.
+    next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left. `codes` gets those
+    of the ranks that are stopped.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -161,6 +162,8 @@ def install_restart_policy(
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
             if self._pcontext:  # torchrun's own timeout is 30 s
                 self._pcontext.close(death_sig, timeout=plan.grace_period_s)
+                handlers: Any = self._pcontext.subprocess_handlers  # type: ignore[attr-defined]
+                codes.extend(handler.proc.returncode for handler in handlers.values())
             super()._shutdown(death_sig, *more, **named)
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

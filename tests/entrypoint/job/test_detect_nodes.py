@@ -174,6 +174,25 @@ UNCLAIMED = {
     "SageMaker's hosts without its own": ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_HOSTS=.*"),
     "an engine that nobody knows": ({"ACME_NUM_NODES": "3", "ACME_NODE_INDEX": "0"}, "ACME_NUM_NODES=3"),
     "a platform's own two": ({"NUM_NODES": "2", "NODE_RANK": "0"}, "NUM_NODES=2"),
+    "a task of srun without its step's id": ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1"),
+    "srun's first task without job and step": (
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NPROCS": "2"},
+        "SLURM_NPROCS=2",
+    ),
+    "a node of a step without its id": (
+        {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "1"},
+        "SLURM_NODEID=1",
+    ),
+    "a node of Lightning's": (
+        {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
+        "NODE_RANK=0 and MASTER_ADDR=10.0.0.4",
+    ),
+    "a node of Azure ML": (
+        {"AZUREML_NODE_COUNT": "2", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
+        "AZUREML_NODE_COUNT=2",
+    ),
+    "a replica of Beaker": ({"BEAKER_REPLICA_COUNT": "2", "BEAKER_REPLICA_RANK": "1"}, "BEAKER_REPLICA_COUNT=2"),
+    "a worker of Volcano Engine": ({"MLP_WORKER_NUM": "2", "MLP_ROLE_INDEX": "0"}, "MLP_WORKER_NUM=2"),
     "a batch script on one node": ({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
 }
 
@@ -192,6 +211,9 @@ def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         {"NODE_RANK": "0", "TF_CONFIG": "{}", "CLUSTER_SPEC": "[1]"},
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "PMIX_RANK": "0"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        {"AZUREML_NODE_COUNT": "1", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
         {"SLURM_JOB_ID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"},
         {"PBS_JOBID": "1", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
         {"AWS_BATCH_JOB_ID": "1", "AWS_BATCH_JOB_ARRAY_INDEX": "3"},

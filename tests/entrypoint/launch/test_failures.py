@@ -91,7 +91,7 @@ def test_report_stop_reports_whether_ranks_saved(
         file.write_text(
             json.dumps({"message": {"message": f"rank {rank}'s word", "extraInfo": {"code": one, "refused": one != 5}}})
         )
-    assert report_stop(tmp_path, signal.SIGTERM) == code
+    assert report_stop(tmp_path, signal.SIGTERM, [-15]) == code
     assert capsys.readouterr().err == said
 
 

@@ -99,11 +99,27 @@ def test_local_master_port_is_used_or_raises(entrypoint: Entrypoint) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.versions
+def test_script_under_torchruns_agent_says_by_75_that_it_saved(entrypoint: Entrypoint) -> None:
+    text = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+    """
+    result = entrypoint.run_script(text, "--launcher=torchrun")
+    assert (result.code, result.err.splitlines()[-1]) == (75, "entrypoint: preempted: stopped by SIGTERM")
+
+
+@pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize(
     ("ending", "number", "code", "said"),
     [
         ("sys.exit(0)", signal.SIGTERM, 0, ""),
+        ("sys.exit(75)", signal.SIGTERM, 75, "entrypoint: preempted: stopped by SIGTERM\n"),
+        ("sys.exit(75 if rank == '0' else 143)", signal.SIGTERM, 75, "entrypoint: preempted: stopped by SIGTERM\n"),
+        ("sys.exit(75 if rank == '0' else 9)", signal.SIGTERM, 143, "entrypoint: error: stopped by SIGTERM\n"),
         ("sys.exit(9)", signal.SIGTERM, 143, "entrypoint: error: stopped by SIGTERM\n"),
         ("signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)", signal.SIGTERM, 143, "…SIGTERM\n"),
         ("pass", signal.SIGINT, 130, "…SIGINT\n"),
