@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 
@@ -71,6 +71,12 @@ def one_line(value: object) -> str:
 def count_text(count: int, noun: str) -> str:
     """Return a number with its noun, such as `1 rank` or `2 ranks`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as `rank 3` or `ranks 1, 3`, the first eight of many."""
+    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def first_line(error: BaseException) -> str:

@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
 
     plan, started = Plan.from_json(os.environ[PLAN_VAR]), time.time()
     ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
@@ -65,10 +66,9 @@ def main(argv: list[str]) -> int:
             return report_stop(Path(args.log_dir), error.sigval, codes, started)
         except UserError as error:
             return print_final_message(str(error), error.code)
-        except (RuntimeError, OSError) as error:
-            return print_final_message(
-                f"the ranks could not be brought together: {first_line(error)}", ExitCode.RENDEZVOUS
-            )
+        except (RuntimeError, OSError, RendezvousError) as error:
+            cause = first_line(error) if str(error) else f"not enough nodes came within {plan.rendezvous.timeout_s} s"
+            return print_final_message(f"the ranks could not be brought together: {cause}", ExitCode.RENDEZVOUS)
     if store.ranks and plan.nodes.nproc_per_node > 1:
         store.ranks.warn_if_unused()
     return ExitCode.DONE

@@ -15,7 +15,7 @@ from functools import partial
 from msgspec import Struct
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, format_ranks
 from entrypoint.core.network import LOG_INTERVAL_S, try_listen
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
@@ -74,6 +74,7 @@ class FailureChannel(ChannelState):
         self.store, self.door = store, StoreDoor(self.loop)
         self.waits_for_rank0 = store is not None and store.is_derived
         self.rank0 = rank0 or Rank0()
+        self.next_log_s = LOG_INTERVAL_S
         self.listens = self.rank0.listens and endpoint.rank == 0
 
     def start(self) -> None:
@@ -159,6 +160,27 @@ class FailureChannel(ChannelState):
                 waited = f"{now - start:.0f} of {timeout_s:.0f} s"
                 log(f"rank {rank} waits for {where} ({waited}){other and '.'}{other}")
         return True
+
+    def report_absent(self, waited_s: float, limit_s: float) -> None:
+        """Report the ranks that rank 0 has waited for in vain, after `limit_s` seconds; name them meanwhile.
+
+        Where programs met, but no monitor has come, only the port of the failure channel is closed.
+        """
+        arrived, others = self.admission.arrived, self.rank0.others
+        waits = self.listens and self.store and len(arrived) < others
+        if not waits or (self.door.was_opened and not arrived):
+            return
+        with self.lock:
+            missing = format_ranks([rank for rank in range(1, others + 1) if rank not in arrived])
+        if waited_s >= limit_s:
+            how = (
+                f"{missing} did not join within {limit_s:.0f} s. Check their output, or raise"
+                " LAUNCH_RENDEZVOUS_TIMEOUT_S."
+            )
+            self.report_failure(FirstFailure(0, self.endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True))
+        elif waited_s >= self.next_log_s:
+            self.next_log_s += LOG_INTERVAL_S
+            log(f"waiting for {missing} ({waited_s:.0f} of {limit_s:.0f} s)")
 
     def wait_for_others(self, limit_s: float, is_over: Callable[[], bool], log: Callable[[str], None]) -> bool:
         """Wait until all others know how this rank ended, and return whether they do.

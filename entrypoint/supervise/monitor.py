@@ -82,7 +82,9 @@ def run_guarded(
     memory, received = read_memory(ROOT), forward_signals(gate.child)
     channel.start()
     open_gate(gate, channel, received, timeout_s)
-    code, forced = wait_or_terminate(gate.child, channel, environment, grace_s)
+    # The trainer waits for the other ranks itself.
+    limit_s = None if handles_preemption else timeout_s
+    code, forced = wait_or_terminate(gate.child, channel, environment, grace_s, limit_s)
     if code:
         time.sleep(FAILURE_SETTLE_S)
     other = channel.first_failure
@@ -170,10 +172,13 @@ def leave(channel: FailureChannel, code: int, *, stays: bool) -> NoReturn:
 
 
 def wait_or_terminate(
-    child: int, channel: FailureChannel, environment: Mapping[str, str], grace_s: float
+    child: int, channel: FailureChannel, environment: Mapping[str, str], grace_s: float, limit_s: float | None
 ) -> tuple[int, bool]:
-    """Wait for the child, and terminate it if another rank fails; return its code and whether it was terminated."""
-    pidfds = []
+    """Wait for the child, and terminate it if another rank fails, or does not come within `limit_s` seconds.
+
+    Return its code and whether it was terminated.
+    """
+    began, pidfds = time.monotonic(), []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
         pidfds.append(os.pidfd_open(child))
     termination: Iterator[bool] | None = None
@@ -183,6 +188,8 @@ def wait_or_terminate(
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status), forced
+        if limit_s is not None and not channel.first_failure:
+            channel.report_absent(time.monotonic() - began, limit_s)
         if channel.first_failure and not termination:
             print_failure_elsewhere(child, channel.endpoint, channel.first_failure, environment)
             termination = terminate(child, channel.endpoint, channel.first_failure, grace_s)

@@ -58,6 +58,7 @@ class StoreDoor:
 
     def __init__(self, loop: EventLoop) -> None:
         self.loop, self.store = loop, JobStore(loop)
+        self.was_opened = False  # to the monitor of another rank
 
     def warn_if_unused(self) -> None:
         """Log that the ranks of a job that has ended never met: a script without a process group trains N times."""
@@ -74,6 +75,7 @@ class StoreDoor:
             return False
         self.loop.send(connection, OPEN_STORE)
         connection.session, connection.role = StoreSession(), self.store
+        self.was_opened = True
         return True
 
     def lose(self, _connection: Connection, _reason: str) -> None:

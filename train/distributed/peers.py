@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.core.collective_error import is_collective_error, lost_collective
 from entrypoint.core.console import log
-from entrypoint.core.errors import ExitCode, PeerLostError, UserError
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError, format_ranks
 from entrypoint.core.network import LOG_INTERVAL_S, address_for_route, interface_address
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
@@ -93,12 +93,6 @@ def connect_store(rank: int, timeout: timedelta) -> Store:
         listening = socket.create_server((host, port), family=LOOPBACK[host], backlog=1024).detach()
         return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listening)
     return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as `rank 3` or `ranks 1, 3`, the first eight of many."""
-    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 # Seconds for a node to answer a connection, which any live kernel answers at once.

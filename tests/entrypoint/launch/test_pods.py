@@ -46,6 +46,23 @@ def test_pod_whose_peer_never_comes_ends_in_its_time_limit(entrypoint: Entrypoin
 
 
 @pytest.mark.launch
+def test_first_rank_names_those_that_never_come(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "sum.py", SUM)
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", "RANK": "0"}
+    line = entrypoint.error_line("run", "sum.py", env=environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"}, code=4)
+    assert "ranks 1, 2 did not join within 3 s. Check their output, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S." in line
+
+
+@pytest.mark.launch
+@pytest.mark.versions
+def test_nodes_of_an_elastic_job_that_never_come_are_one_line(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "sum.py", SUM)
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LAUNCH_NNODES": "2:3"}
+    line = entrypoint.error_line("run", "sum.py", env=environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"}, code=4)
+    assert "the ranks could not be brought together: not enough nodes came within 3 s" in line
+
+
+@pytest.mark.launch
 def test_ranks_without_local_size_on_another_node_end_in_time(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "sum.py", SUM)
     assert "Set LOCAL_WORLD_SIZE to that number." in entrypoint.error_line(
