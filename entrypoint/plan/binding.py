@@ -8,8 +8,15 @@ from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.plan.core_assignment import assign_cores, assign_near_gpus, assign_threads, cpus_of
-from entrypoint.plan.cpu_budget import CpuBudget, compute_cpu_budget, group_by_core
+from entrypoint.plan.cpu_budget import (
+    CpuBudget,
+    assign_cores,
+    assign_near_gpus,
+    assign_threads,
+    compute_cpu_budget,
+    cpus_of,
+    group_by_core,
+)
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan, Source

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
 from entrypoint.machine.gpus import Gpu, best_connected, describe_links
-from entrypoint.plan.core_assignment import cores_by_node
-from entrypoint.plan.cpu_budget import compute_cpu_budget
+from entrypoint.plan.cpu_budget import compute_cpu_budget, cores_by_node
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, make_decision
 from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host, world_size_for

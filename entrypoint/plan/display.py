@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from entrypoint.core.errors import count_text
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.core_assignment import cores_by_node
-from entrypoint.plan.cpu_budget import group_by_core
+from entrypoint.plan.cpu_budget import cores_by_node, group_by_core
 from entrypoint.plan.model import Plan, RankPlan, Source
 
 # Where no terminal says how wide it is.

@@ -16,10 +16,9 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.files import exists, is_file, is_folder, resolve
 from entrypoint.core.setting_types import as_url
 from train.child import ask_child
-from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
 from train.data.sources.image_folder import list_splits, whole_folder
-from train.data.sources.image_list import ImageList, UnreadableImage, take_rows, unreadable_image_error
+from train.data.sources.image_list import ImageList, UnreadableImage, count_shared, take_rows, unreadable_image_error
 from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
 from train.setting_groups.data import DataSettings

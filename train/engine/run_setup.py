@@ -27,9 +27,8 @@ from train.checkpoint.tensor_files import AsyncCheckpointWriter
 from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
 from train.data.feeds.batches import BatchSource
-from train.data.feeds.choose import build_source
+from train.data.feeds.choose import as_learned, build_source, raw_table
 from train.data.feeds.loader import BatchLoader
-from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step

@@ -23,10 +23,9 @@ from train.acceleration.amp import set_memory_format
 from train.checkpoint.tensor_files import write_tensors
 from train.data.datasets import DataSet
 from train.data.feeds.batches import IGNORE_LABEL, BatchSource
-from train.data.feeds.choose import build_source
+from train.data.feeds.choose import as_learned, build_source, raw_table
 from train.data.feeds.loader import BatchLoader
 from train.data.sources.targets import Targets
-from train.data.target_table import as_learned, raw_table
 from train.distributed.process_group import ProcessGroup
 from train.evaluation.evaluate import evaluate, evaluation_values
 from train.evaluation.load_model import load_model

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from entrypoint.launch.agent_store import wait_for_master_agent
+from entrypoint.launch.torchrun import wait_for_master_agent
 from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import make_machine, make_test_plan
 from tests.net import listen_on

@@ -9,8 +9,15 @@ from hypothesis import given, settings, strategies as st
 
 from entrypoint.job.detect import Job
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.core_assignment import assign_cores, assign_near_gpus, assign_threads, cpus_of, split
-from entrypoint.plan.cpu_budget import Core, compute_cpu_budget
+from entrypoint.plan.cpu_budget import (
+    Core,
+    assign_cores,
+    assign_near_gpus,
+    assign_threads,
+    compute_cpu_budget,
+    cpus_of,
+    split,
+)
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.strategies import KINDS, grants, machines
 

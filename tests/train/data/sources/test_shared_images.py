@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import paint
-from train.data import shared_images
-from train.data.shared_images import count_shared
+from train.data.sources import image_list
 from train.data.sources.image_folder import list_splits
+from train.data.sources.image_list import count_shared
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_other_images_are_not_shared(folder: Path) -> None:
 
 @pytest.mark.parametrize("limit", [5_000, 0])
 def test_copy_of_train_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(shared_images, "MAX_SIZES", limit)
+    monkeypatch.setattr(image_list, "MAX_SIZES", limit)
     shutil.rmtree(folder / "test")
     shutil.copytree(folder / "train", folder / "test")
     assert counts(folder) == (12, 12)
