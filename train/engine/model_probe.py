@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
+from train.acceleration.amp import set_memory_format
 from train.child import answer
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
@@ -55,9 +56,11 @@ def report_on(question: ModelQuestion) -> ModelReport:
     parameters, head = count_parameters(model), head_names(model, len(classes))
     trainable = freeze(model, settings.network.freeze, head)
     optimizer = build_optimizer(settings, model, head)
-    if settings.network.is_own_model:
+    is_own = settings.network.is_own_model
+    if is_own:
         check_state(settings.network, model)
-    without = try_training(settings.network, model, question.shape) if settings.network.is_own_model else ()
+    needs_contiguous = is_own and settings.compute.channels_last and views_contiguous(model, question.shape)
+    without = try_training(settings.network, model, question.shape) if is_own else ()
     try_step(settings.optim, optimizer)
     kind = find_optimizer(settings.optim)
     return ModelReport(
@@ -67,6 +70,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
         batchnorm_layers=sum(isinstance(module, _BatchNorm) for module in model.modules()),
         trainable=trainable,
         without_gradient=without,
+        needs_contiguous=needs_contiguous,
         default_lr=default_lr(settings.optim, kind),
         has_weight_decay="weight_decay" in argument_defaults(kind),
     )
@@ -105,6 +109,19 @@ def check_state(settings: NetworkSettings, model: nn.Module) -> None:
                 f"TRAIN_MODEL={printable(settings.model)}: {printable(name)} of its state is {printable(kind)}, which a"
                 " checkpoint cannot hold. Make it a dense tensor, or keep it out by register_buffer(persistent=False)."
             )
+
+
+def views_contiguous(model: nn.Module, shape: ImageShape) -> bool:
+    """Return whether the model has a `view` that the channels-last memory format does not allow."""
+    images = torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last)
+    try:
+        with torch.no_grad():
+            set_memory_format(model, channels_last=True).train()(images)
+    except Exception as error:  # another error comes without this format too, and is reported then
+        return "view size is not compatible" in str(error)
+    finally:
+        set_memory_format(model, channels_last=False)
+    return False
 
 
 def try_training(settings: NetworkSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:

@@ -143,9 +143,12 @@ def build_optimizer(
     }
     if "weight_decay" in taken:
         arguments["weight_decay"] = settings.optim.weight_decay
+    is_sgd = settings.optim.optimizer.lower() == SGD
     if "fused" in taken:
+        # Own models may leave a parameter without a gradient in some steps, where fused SGD fails (torch 2.15).
+        fused = fused and not (is_sgd and settings.network.is_own_model)
         arguments["fused"] = fused and all(parameter.is_floating_point() for parameter in model.parameters())
-    if settings.optim.optimizer.lower() == SGD:
+    if is_sgd:
         arguments |= {"momentum": settings.optim.momentum, "nesterov": settings.optim.momentum > 0}
     groups = parameter_groups(settings.optim, model, head)
     if settings.compute.compile == "off":

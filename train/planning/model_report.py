@@ -29,7 +29,7 @@ PROBED = frozenset(
     {
         *NetworkSettings.__struct_fields__,
         *("optimizer", "optimizer_args", "lr", "head_lr", "lr_layer_decay", "momentum", "weight_decay", "decay_norms"),
-        *("parallelism", "image_size", "eval_size", "size_schedule"),
+        *("channels_last", "parallelism", "image_size", "eval_size", "size_schedule"),
     }
 )
 
@@ -52,7 +52,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the child process found; `error` and `code` say why the model or its weights cannot be used.
 
     `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
-    `without_gradient` are trained parameters that get none. `trainable` counts the parameters that are trained, out of
+    `without_gradient` are trained parameters that get none. A model that `needs_contiguous` images has a `view` that
+    the channels-last memory format does not allow. `trainable` counts the parameters that are trained, out of
     `parameters`, and `batchnorm_layers` the layers of BatchNorm. `default_lr` is the learning rate that the optimizer
     gets unless the user sets one.
     """
@@ -65,6 +66,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     batchnorm_layers: int = 0
     trainable: int = 0
     without_gradient: tuple[str, ...] = ()
+    needs_contiguous: bool = False
     default_lr: float = DEFAULT_LR[SGD]
     has_weight_decay: bool = True
 

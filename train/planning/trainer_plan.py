@@ -33,6 +33,7 @@ from train.planning.techniques import decide_techniques, decide_tensorboard, unu
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
+VIEWS = "TRAIN_CHANNELS_LAST=0 is used: the model has a `view` that needs it; `reshape` does not, and may be faster"
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
 DECODED_SHARE = 0.25
 # A class with so many times the images of another is worth a warning.
@@ -117,8 +118,8 @@ def plan_trainer(
     )
     epochs = settings.optim.total_epochs(steps_of_epoch(settings, dataset) or 1)
     unused = unused_settings(given, source, ranks, report, epochs)
-    said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
-    variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
+    said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *warn_of_model(given, dataset, report))
+    variables = {**given.as_variables(flags_only=True), **resume, **settled_variables(settings, report)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
 
 
@@ -152,27 +153,33 @@ def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[st
     )
 
 
-def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:
-    """Return a warning where layers are frozen that nothing was loaded into, and where too many weights are random."""
+def warn_of_model(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:
+    """Return a warning where layers are frozen that nothing was loaded into, and where too many weights are random.
+
+    And one where images have another layout in memory than usual.
+    """
     settings = given.values
     size = warn_of_size(given, dataset, model_input_shape(settings.data, dataset.shape), report.parameters)
+    size += (VIEWS,) if report.needs_contiguous else ()
     if not settings.network.freeze or settings.network.weights or settings.run.resume != "off":
         return size
     source = printable(given.sources.get("freeze", f"TRAIN_FREEZE={settings.network.freeze}"))
     return (*size, f"{source}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.")
 
 
-def follow_links(settings: TrainSettings) -> dict[str, str]:
-    """Return TRAIN_WEIGHTS and TRAIN_TEACHER without links: a run moves `runs/latest` to itself before it reads them.
+def settled_variables(settings: TrainSettings, report: ModelReport) -> dict[str, str]:
+    """Return the layout of images if the model needs it, and TRAIN_WEIGHTS and TRAIN_TEACHER without links.
 
-    The link of an index stays: in Hugging Face's cache, it leads to a folder without the files that the index names.
+    A run moves `runs/latest` to itself before it reads them. The link of an index stays: in Hugging Face's cache, it
+    leads to a folder without the files that the index names.
     """
     named = {"TRAIN_WEIGHTS": Path(settings.network.weights), "TRAIN_TEACHER": Path(settings.optim.teacher)}
-    return {
+    links = {
         name: str(resolve(path))
         for name, path in named.items()
         if path.name and exists(path) and resolve(path) != path.absolute() and not path.name.endswith(INDEX_ENDING)
     }
+    return {**links, **({"TRAIN_CHANNELS_LAST": "0"} if report.needs_contiguous else {})}
 
 
 def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:

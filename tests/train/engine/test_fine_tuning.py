@@ -50,6 +50,24 @@ class Unused(Net):
         super().__init__(num_classes)
         self.spare = nn.Linear(3, 3)
 
+class Views(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.flat = nn.Linear(16 * 4 * 4, num_classes)
+
+    def forward(self, images):
+        return self.flat(self.body[0](self.stem(images)).view(len(images), -1))
+
+class Skips(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.extra, self.calls = nn.Linear(16, 16), 0
+
+    def forward(self, images):
+        features = self.body(self.norm1(self.stem(images)).relu()).flatten(1)
+        self.calls += self.training
+        return self.head(features if self.calls % 3 == 1 else self.extra(features))
+
 class Tied(Net):
     def __init__(self, num_classes):
         super().__init__(num_classes)
@@ -173,6 +191,20 @@ def test_parameter_without_gradient_is_refused_over_ranks_only(entrypoint: Entry
         in entrypoint.error_line("plan", env={**unused, **TWO_RANKS})
     )
     assert entrypoint("train", env={**unused, **TWO_RANKS, "TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"}).code == 0
+
+
+def test_view_of_a_model_gets_contiguous_images(entrypoint: Entrypoint, code: dict[str, str]) -> None:
+    views = {**code, "TRAIN_MODEL": "own_net:Views", "TRAIN_RUN_NAME": "a"}
+    assert "warning: TRAIN_CHANNELS_LAST=0 is used: the model has a `view`" in entrypoint.succeed("plan", env=views).out
+    entrypoint.succeed("train", env={**views, "TRAIN_CHANNELS_LAST": "1"})
+    assert json.loads((entrypoint.folder / "runs/a/settings.json").read_text())["channels_last"] is False
+    entrypoint.succeed("evaluate", "runs/a", env=code)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_layer_that_some_steps_skip_is_trained(entrypoint: Entrypoint, code: dict[str, str], optimizer: str) -> None:
+    entrypoint.succeed("train", env={**code, "TRAIN_MODEL": "own_net:Skips", "TRAIN_OPTIMIZER": optimizer})
 
 
 def test_tied_weights_are_saved_and_resumed(entrypoint: Entrypoint, code: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.models.weights_origin import INDEX_FILE
 from train.planning.model_report import ModelReport
-from train.planning.trainer_plan import TrainerFacts, doubts, follow_links, plan_trainer, random_weights
+from train.planning.trainer_plan import TrainerFacts, doubts, plan_trainer, settled_variables, warn_of_model
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -208,7 +208,7 @@ def test_plan_names_the_jpeg_decoder(has_kernel: bool, value: str, why: str) -> 
     ],
 )
 def test_frozen_layers_without_weights_are_named(env: dict[str, str], warned: bool) -> None:
-    lines = random_weights(read_train_settings(env, {}), DatasetInfo(1, (1, 8, 8)), ModelReport())
+    lines = warn_of_model(read_train_settings(env, {}), DatasetInfo(1, (1, 8, 8)), ModelReport())
     assert bool(lines) == warned
     assert all(line.startswith("TRAIN_FREEZE=backbone: the frozen layers keep their random weights") for line in lines)
 
@@ -225,10 +225,10 @@ def test_data_that_say_little_are_doubted() -> None:
 def test_latest_is_followed_before_a_run_moves_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "latest").symlink_to("mine")
-    assert follow_links(train_settings({name: str(tmp_path / "latest")})) == {
+    assert settled_variables(train_settings({name: str(tmp_path / "latest")}), ModelReport()) == {
         f"TRAIN_{name.upper()}": str(tmp_path / "mine")
     }
-    assert follow_links(train_settings({name: str(tmp_path / "mine")})) == {}
+    assert settled_variables(train_settings({name: str(tmp_path / "mine")}), ModelReport()) == {}
 
 
 def test_link_of_an_index_stays(tmp_path: Path) -> None:
@@ -236,5 +236,6 @@ def test_link_of_an_index_stays(tmp_path: Path) -> None:
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (tmp_path / f"blob of {name}").touch()
         (tmp_path / name).symlink_to(f"blob of {name}")
-    links = [follow_links(train_settings(weights=str(tmp_path / name))) for name in ("model.safetensors", INDEX_FILE)]
+    named = [train_settings(weights=str(tmp_path / name)) for name in ("model.safetensors", INDEX_FILE)]
+    links = [settled_variables(settings, ModelReport()) for settings in named]
     assert links == [{"TRAIN_WEIGHTS": str(tmp_path / "blob of model.safetensors")}, {}]

@@ -1,4 +1,4 @@
-"""Choose the source of a run's batches: images in memory, or files that are decoded while it trains; targets as a table."""
+"""Choose the source of a run's batches: images in memory, or files that are decoded while it trains."""
 
 from __future__ import annotations
 
