@@ -191,6 +191,11 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
             f"TRAIN_MODEL={printable(settings.network.model)}: {printable(report.without_gradient[0])} gets no"
             " gradient, and DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
         )
+    if report.needs_contiguous and "channels_last" in given.sources:
+        raise UserError(
+            f"{given.sources['channels_last']}: the model has a `view` that this layout does not allow. Unset it, or"
+            " use `reshape`."
+        )
     if settings.optim.schedule != "constant" and settings.optim.min_lr > peak:
         raise UserError(
             f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."

@@ -57,4 +57,7 @@ class Normalize:
         rows = images.to(self.mean.device, non_blocking=True).reshape(count, -1)
         mean, scale = (part.flatten().repeat(height * width) for part in (self.mean, self.scale))
         floats = rows.float().sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
-        return floats.contiguous(memory_format=self.layout)
+        if self.layout == torch.channels_last:
+            return floats.contiguous(memory_format=self.layout)
+        # By its strides alone, an image of one channel would still count as channels-last.
+        return floats.flatten(1).view(count, channels, height, width)

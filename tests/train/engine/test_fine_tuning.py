@@ -196,9 +196,12 @@ def test_parameter_without_gradient_is_refused_over_ranks_only(entrypoint: Entry
 def test_view_of_a_model_gets_contiguous_images(entrypoint: Entrypoint, code: dict[str, str]) -> None:
     views = {**code, "TRAIN_MODEL": "own_net:Views", "TRAIN_RUN_NAME": "a"}
     assert "warning: TRAIN_CHANNELS_LAST=0 is used: the model has a `view`" in entrypoint.succeed("plan", env=views).out
-    entrypoint.succeed("train", env={**views, "TRAIN_CHANNELS_LAST": "1"})
+    line = entrypoint.error_line("train", env={**views, "TRAIN_CHANNELS_LAST": "1"})
+    assert "TRAIN_CHANNELS_LAST=1: the model has a `view` that this layout does not allow. Unset it" in line
+    entrypoint.succeed("train", env=views)
     assert json.loads((entrypoint.folder / "runs/a/settings.json").read_text())["channels_last"] is False
-    entrypoint.succeed("evaluate", "runs/a", env=code)
+    model = {name: views[name] for name in ("TRAIN_MODEL", "TRAIN_MODEL_PATH")}
+    entrypoint.succeed("evaluate", "runs/a", env=model)
 
 
 @pytest.mark.versions
