@@ -13,12 +13,19 @@ from pathlib import Path
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.files import exists, is_file, is_folder, resolve
+from entrypoint.core.files import exists, is_folder, resolve
 from entrypoint.core.setting_types import as_url
 from train.child import ask_child
 from train.data.sources.image_file import ImageFile, open_image
 from train.data.sources.image_folder import list_splits, whole_folder
-from train.data.sources.image_list import ImageList, UnreadableImage, count_shared, take_rows, unreadable_image_error
+from train.data.sources.image_list import (
+    ImageList,
+    UnreadableImage,
+    count_shared,
+    split_places,
+    take_rows,
+    unreadable_image_error,
+)
 from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
 from train.setting_groups.data import DataSettings
@@ -194,7 +201,7 @@ def choice_of_trained_run(settings: TrainSettings, folder: Path) -> bool | None:
     trained_on = origin.settings.get("data_dir")
     is_whole = whole_folder(folder) is not None
     if settings.data.dataset == "csv":
-        is_whole = not any(is_file(folder / name) for name in ("test.csv", "val.csv"))
+        is_whole = split_places(folder, ".csv").keys() == {"train"}
     if not isinstance(trained_on, str) or not is_whole:
         return None
     is_same = settings.data.data_dir and resolve(Path(trained_on)) == resolve(settings.data.data_dir)

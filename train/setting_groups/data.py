@@ -292,7 +292,7 @@ def kind_of_folder(folder: Path | None) -> str:
         inside = os.listdir(folder / "train") if "train" in names else []
     except (OSError, ValueError):  # a null byte is no path
         return ""
-    if "train.csv" in names:
+    if "train.csv" in map(str.lower, names):
         return "csv"
     if any(name.endswith(".tar") for name in (*names, *inside)):
         return "shards"

@@ -23,11 +23,14 @@ from train.data.sources.image_list import (
     UnreadableImage,
     append_split,
     check_same_classes,
+    class_folders,
     cut_listing,
     empty_class_error,
+    has_classes,
+    is_folder,
+    split_places,
     unreadable_image_error,
 )
-from train.setting_groups.data import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -45,22 +48,23 @@ def translate_folder_errors(data_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def split_folders(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path]:
-    """Return the folders of train and test (or val); raises `UserError` where one is missing.
+def split_folders(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None]:
+    """Return the folders of train and test (or val), and of val next to test; raises `UserError` where one is missing.
 
     With `only_test`, both are the folder to evaluate: test/, val/, or the folder itself if its subfolders are classes.
     """
-    train = data_dir / "train"
-    test = next((data_dir / name for name in ("test", "val") if has_classes(data_dir / name)), None)
-    test = test or next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
+    places = split_places(data_dir)
+    tests = [places[name] for name in ("test", "val") if name in places and places[name].is_dir()]
+    test = next(filter(has_classes, tests), None) or next(iter(tests), None)
     if only_test:
-        return (test or data_dir,) * 2
+        return test or data_dir, test or data_dir, None
     if test is None and (whole := whole_folder(data_dir)):
-        return whole, whole
-    if not train.is_dir() or test is None:
+        return whole, whole, None
+    if "train" not in places or not places["train"].is_dir() or test is None:
         needs = "train/ and test/ (or val/), or a folder for each class, or a list of its files in train.csv"
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; it needs {needs}")
-    return train, test
+    val = places.get("val") if test == places.get("test") else None
+    return places["train"], test, val if val and has_classes(val) else None  # else it is without images
 
 
 def what_is_there(data_dir: Path) -> str:
@@ -71,25 +75,10 @@ def what_is_there(data_dir: Path) -> str:
 
 def whole_folder(data_dir: Path) -> Path | None:
     """Return the folder whose classes have to be split: train/ alone, or the folder of classes itself."""
-    train = data_dir / "train"
-    if has_classes(train):
-        return train
-    named = {name for name in ("test", "val") if (data_dir / name).is_dir()}
-    return data_dir if not named and not train.is_dir() and len(class_folders(data_dir)) > 1 else None
-
-
-def has_classes(folder: Path) -> bool:
-    """Return whether a split has class folders; ImageNet's test images are in none, as their classes are secret."""
-    try:
-        return bool(class_folders(folder))
-    except OSError:
-        return False
-
-
-def class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the names of the subfolders that are classes, in order; raises OSError."""
-    names = sorted(entry.name for entry in os.scandir(folder) if is_folder(entry))
-    return tuple(name for name in names if not name.startswith(".") and name not in IGNORED_FOLDERS)
+    places = {split: path for split, path in split_places(data_dir).items() if path.is_dir()}
+    if "train" in places:
+        return places["train"] if has_classes(places["train"]) else None
+    return data_dir if not places and len(class_folders(data_dir)) > 1 else None
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -111,21 +100,10 @@ LINK_UPWARD = "a link to a folder above it"
 
 def split_classes(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None, tuple[str, ...]]:
     """Return the folders of train, test and val, if any, and their classes; raises `UserError` where these differ."""
-    train, test = split_folders(data_dir, only_test=only_test)
-    val = test.with_name("val") if test.name == "test" and train != test and not only_test else None
-    if val and not has_classes(val):  # without images, or what is tested
-        val = None
+    train, test, val = split_folders(data_dir, only_test=only_test)
     splits = {f"{folder.name}/": class_names(folder) for folder in (train, test, val) if folder}
     check_same_classes(data_dir, splits)
     return train, test, val, splits[f"{train.name}/"]
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether a folder's entry is a folder, or a link to one that exists."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def why_no_file(entry: os.DirEntry[str]) -> str:

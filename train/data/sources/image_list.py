@@ -17,9 +17,63 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, one_line, printable
 from train.data.sources.image_file import FileList, ImageFile
 from train.data.sources.targets import Targets
+from train.setting_groups.data import IGNORED_FOLDERS
 
 # Share of a class for the test, and as much for the choice of a checkpoint, where a folder has no such splits.
 CUT_SHARE, MIN_CUT_IMAGES = 0.1, 3
+
+
+# What people call the parts of a data set, in any case.
+SPLIT_OF = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val"),
+}
+
+
+def split_places(data_dir: Path, ending: str = "") -> dict[str, Path]:
+    """Return the folder of each split, or its file with this ending, by a usual name; raises OSError.
+
+    Another name than train, test and val counts next to that of the training images alone, and a folder's if it has
+    subfolders: a class may be called `valid`. Raises `UserError` for two names of one split.
+    """
+    places: dict[str, Path] = {}
+    for name in sorted(os.listdir(data_dir)):
+        plain = name.lower()
+        split = SPLIT_OF.get(plain.removesuffix(ending), "") if plain.endswith(ending) else ""
+        if not split or (not ending and name != split and not has_classes(data_dir / name)):
+            continue
+        if split in places:
+            raise UserError(
+                f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(places[split].name)} and {printable(name)} may both"
+                f" be the {split} images. Keep one of the two."
+            )
+        places[split] = data_dir / name
+    if "train" in places:
+        return places
+    return {split: path for split, path in places.items() if path.name == f"{split}{ending}"}
+
+
+def has_classes(folder: Path) -> bool:
+    """Return whether a split has class folders; ImageNet's test images are in none, as their classes are secret."""
+    try:
+        return bool(class_folders(folder))
+    except OSError:
+        return False
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the names of the subfolders that are classes, in order; raises OSError."""
+    names = sorted(entry.name for entry in os.scandir(folder) if is_folder(entry))
+    return tuple(name for name in names if not name.startswith(".") and name not in IGNORED_FOLDERS)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder's entry is a folder, or a link to one that exists."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ from typing import TextIO
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.files import is_file
 from train.data.sources.image_file import FileList
-from train.data.sources.image_list import ImageList, append_split, check_same_classes, cut_listing, find_alike
+from train.data.sources.image_list import (
+    SPLIT_OF,
+    ImageList,
+    append_split,
+    check_same_classes,
+    cut_listing,
+    find_alike,
+    split_places,
+)
 from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target
 from train.setting_groups.data import DataSettings
 
@@ -25,6 +33,8 @@ OTHER_NAMES = {
     "label": ("class", "class_name", "target", "category"),
 }
 DIVIDERS = (",", ";", "\t")
+# What a column is called that says which split an image is of.
+SPLIT_COLUMNS = ("split", "set", "subset", "partition")
 # A line of a CSV file has a path and a name; the csv module's own limit is larger.
 MAX_NAME = 4096
 
@@ -35,8 +45,7 @@ def label_files(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path,
     With `only_test` the first two are the file to evaluate. Those of a train.csv alone are the same, as it is split.
     Raises `UserError` where one is missing.
     """
-    found = {name: data_dir / f"{name}.csv" for name in ("train", "test", "val")}
-    there = {name: path for name, path in found.items() if is_file(path)}
+    there = {name: path for name, path in split_places(data_dir, ".csv").items() if is_file(path)}
     test = there.get("test") or there.get("val") or (None if only_test else there.get("train"))
     if test is None or ("train" not in there and not only_test):
         raise UserError(
@@ -97,6 +106,7 @@ def read_table(path: Path, task: str) -> LabelTable:
             lines, names = split_columns(path, file, task)
             columns = ["label"] if "label" in names else [name for name in names if name != "file"]
             places = [names.index(name) for name in ("file", *columns)]
+            marked = next((index for index, name in enumerate(names) if name.lower() in SPLIT_COLUMNS), len(names))
             for number, row in enumerate(lines, 2):
                 if not any(row):  # what a spreadsheet writes for empty lines
                     continue
@@ -104,6 +114,12 @@ def read_table(path: Path, task: str) -> LabelTable:
                     raise UserError(
                         f"{one_line(path)}, line {number}: has {len(row)} cells, and the first line {len(names)}."
                         " Quote cells with a divider in them."
+                    )
+                split = SPLIT_OF.get("".join(row[marked : marked + 1]).strip().lower(), SPLIT_OF[path.stem.lower()])
+                if split != SPLIT_OF[path.stem.lower()]:
+                    raise UserError(
+                        f"{one_line(path)}, line {number}: column {printable(names[marked])} says that it is of"
+                        f" {split}. Write a file for each of train, val and test."
                     )
                 name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
                 if not name or (task == "classify" and not cells[0]) or len(name) > MAX_NAME:

@@ -22,7 +22,7 @@ from train.data.sources.targets import Targets, mark_labels
 
 SPLITS = ("train", "test", "val")
 # The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
-SPLIT_NAME = re.compile(r"(train|test|val)(?![A-Za-z])", re.ASCII)
+SPLIT_NAME = re.compile(r"(train|test|val)(?:ing|id|idation)?(?![A-Za-z])", re.ASCII)
 # Compressed ones are found too, to be refused.
 SHARD_NAME = re.compile(r"[^.].*\.(tar|tar\.\w+|tgz|tbz2|txz|tzst)", re.ASCII | re.DOTALL | re.IGNORECASE)
 CLASSES_FILE = "classes.txt"

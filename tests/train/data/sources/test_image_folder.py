@@ -37,6 +37,45 @@ def test_list_splits_accepts_val_and_ignores_junk(image_folder: Path) -> None:
     assert (len(train.files), len(test.files)) == (24, 12)
 
 
+@pytest.mark.parametrize(
+    ("train", "others", "said"),
+    [
+        ("Train", {"test": "Test"}, ""),
+        ("training", {"test": "testing"}, ""),
+        ("train", {"test": "valid"}, ""),
+        ("train", {"test": "Validation"}, ""),
+        ("train", {"test": "dev"}, ""),
+        ("train", {"test": "test", "again": "validation"}, ""),
+        ("train", {"test": "val", "again": "valid"}, "val and valid may both be the val images. Keep one of the two."),
+        ("train", {"test": "test", "again": "Test"}, "Test and test may both be the test images. Keep one of the two."),
+    ],
+)
+def test_splits_have_their_usual_names(image_folder: Path, train: str, others: dict[str, str], said: str) -> None:
+    shutil.copytree(image_folder / "test", image_folder / "again")
+    for old, new in {"train": train, **others}.items():
+        (image_folder / old).rename(image_folder / new)
+    if "again" not in others:
+        shutil.rmtree(image_folder / "again")
+    if said:
+        refusal(list_splits, image_folder, match=said)
+        return
+    trained, tested = list_splits(image_folder)
+    assert trained.classes == ("class0", "class1", "class2")
+    assert (len(trained.files), len(tested.files), tested.val_start) == (
+        24,
+        12 * len(others),
+        12 if len(others) > 1 else None,
+    )
+
+
+def test_class_may_have_the_name_of_a_split(image_folder: Path) -> None:
+    for old, new in (("class0", "valid"), ("class1", "invalid"), ("class2", "training")):
+        (image_folder / "train" / old).rename(image_folder / new)
+    shutil.rmtree(image_folder / "train")
+    shutil.rmtree(image_folder / "test")
+    assert list_splits(image_folder)[0].classes == ("invalid", "training", "valid")
+
+
 def test_list_splits_includes_subfolders(image_folder: Path) -> None:
     (image_folder / "train/class0/more").mkdir()
     (image_folder / "train/class0/000.jpg").rename(image_folder / "train/class0/more/000.jpg")

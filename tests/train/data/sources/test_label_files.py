@@ -44,6 +44,25 @@ def test_listed_files_have_their_labels(labelled: Path) -> None:
     assert (evaluated.images, evaluated.train_images, evaluated.classes) == (12, 0, train.classes)
 
 
+@pytest.mark.parametrize("name", ["valid.csv", "Validation.csv", "dev.csv", "Test.csv"])
+def test_files_have_their_usual_names(labelled: Path, name: str) -> None:
+    (labelled / "test.csv").rename(labelled / name)
+    (labelled / "train.csv").rename(labelled / "Train.csv")
+    train, test = list_files(csv_settings(labelled))
+    assert (len(train), len(test), test.is_cut) == (24, 12, False)
+
+
+def test_column_that_names_another_split_is_refused(labelled: Path) -> None:
+    for split in ("train", "test"):
+        lines = (labelled / f"{split}.csv").read_text().splitlines()[1:]
+        write_csv(labelled, split, [f"{line},{split}" for line in lines], "file,label,Split")
+    assert len(list_files(csv_settings(labelled))[0]) == 24
+    with (labelled / "train.csv").open("a") as file:
+        file.write("train/class0/000.jpg,class0,Valid\n")
+    said = r"train\.csv, line 26: column Split says that it is of val\. Write a file for each of train, val and test\."
+    refusal(list_files, csv_settings(labelled), match=said)
+
+
 def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
     shutil.copy(labelled / "train/class0/000.jpg", labelled / "a, b.jpg")
     lines = ['1,"a, b.jpg", x ', "2,./train/class1/000.jpg,y"]
