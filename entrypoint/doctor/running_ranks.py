@@ -14,9 +14,8 @@ from msgspec import Struct
 from entrypoint.core.errors import UserError, one_line
 from entrypoint.hang.stacks import NoStacksError, read_python_stacks, stacks_text
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text
+from entrypoint.machine.procfs import ROOT, ancestors, get_memory_nodes, read_lines, state_of, state_text
 from entrypoint.machine.shared_libraries import split_ld_preload
-from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_process, mapped_libraries
 from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR

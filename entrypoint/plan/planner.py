@@ -28,10 +28,9 @@ from entrypoint.plan.model import (
     RendezvousPlan,
     Source,
 )
-from entrypoint.plan.output import decide_output
 from entrypoint.plan.preflight import preflight_checks
 from entrypoint.plan.remote_ranks import world_size_for
-from entrypoint.plan.restarts import agent_command, decide_restarts
+from entrypoint.plan.restarts import agent_command, decide_output, decide_restarts
 from entrypoint.plan.runtime_libraries import choose_runtime
 
 

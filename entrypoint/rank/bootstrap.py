@@ -71,7 +71,7 @@ def pin_process(rank: RankPlan, memory_policy: str) -> None:
             ExitCode.MACHINE,
         ) from None
     if rank.memory_nodes:
-        from entrypoint.machine.syscalls import bind_memory
+        from entrypoint.machine.procfs import bind_memory
 
         try:
             bind_memory(memory_policy, rank.memory_nodes)

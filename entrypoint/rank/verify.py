@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from msgspec import Struct
 
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.machine.syscalls import get_memory_nodes
+from entrypoint.machine.procfs import get_memory_nodes
 from entrypoint.plan.model import Plan
 
 

@@ -10,8 +10,15 @@ from typing import Any
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from train.checkpoint.compare import compare_settings, data_differences
-from train.checkpoint.metadata import NO_BEST, SECTIONS, CorruptCheckpoint, DataFingerprint, Metadata
+from train.checkpoint.metadata import (
+    NO_BEST,
+    SECTIONS,
+    CorruptCheckpoint,
+    DataFingerprint,
+    Metadata,
+    compare_settings,
+    data_differences,
+)
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from entrypoint.core.errors import UserError, one_line
-from train.checkpoint.compare import saved_settings
+from train.checkpoint.metadata import saved_settings
 from train.child import answer
 from train.data.dataset_info import DatasetInfo, describe_lists
 from train.data.sources.own_dataset import list_own_splits

@@ -31,8 +31,7 @@ from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything
 from train.settings import ImageShape, TrainSettings
-from train.transforms.batch_tensors import resize_batch
-from train.transforms.normalize import Normalize
+from train.transforms.normalize import Normalize, resize_batch
 
 # Softens the answers, so that those of unlikely classes count too. The loss is scaled by it, and in the paper by its
 # square: here its gradient is at most cross entropy's, and the default learning rate holds.

@@ -43,7 +43,7 @@ from train.report.stored_run import make_lock
 from train.report.trackers import FAILED
 from train.seeding import seed_python
 from train.settings import TrainSettings
-from train.transforms.batch_tensors import resize_batches
+from train.transforms.normalize import resize_batches
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:

@@ -29,8 +29,7 @@ from train.evaluation.results import (
     count_confidence,
     losses_by_temperature,
 )
-from train.transforms.batch_tensors import averaged_logits
-from train.transforms.normalize import Normalize
+from train.transforms.normalize import Normalize, averaged_logits
 
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
 MAX_CONFUSION_CLASSES = 1000

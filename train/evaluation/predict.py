@@ -30,8 +30,7 @@ from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
-from train.transforms.batch_tensors import averaged_logits, resize_batch
-from train.transforms.normalize import Normalize
+from train.transforms.normalize import Normalize, averaged_logits, resize_batch
 from train.transforms.registry import select_transform
 
 

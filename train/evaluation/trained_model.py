@@ -41,8 +41,7 @@ from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import LISTED_CLASSES, TrainedRun, average_file, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.settings import TrainSettings
-from train.transforms.batch_tensors import resize_batch, resize_batches
-from train.transforms.normalize import Normalize
+from train.transforms.normalize import Normalize, resize_batch, resize_batches
 
 
 def evaluate_trained(

@@ -13,8 +13,7 @@ from entrypoint.core.files import exists, is_file, resolve
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
-from train.checkpoint.compare import compare_settings
-from train.checkpoint.metadata import CorruptCheckpoint, read_json, read_metadata
+from train.checkpoint.metadata import CorruptCheckpoint, compare_settings, read_json, read_metadata
 from train.setting_groups.run import RunSettings
 from train.settings import TrainSettings
 

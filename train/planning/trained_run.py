@@ -18,8 +18,7 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.files import is_file, read_regular
 from entrypoint.core.settings_base import ParsedSettings, read_settings, rules_of, variable_name
 from entrypoint.plan.model import Decision
-from train.checkpoint.compare import saved_settings
-from train.checkpoint.metadata import METADATA_FILE, Normalization
+from train.checkpoint.metadata import METADATA_FILE, Normalization, saved_settings
 from train.models.weights_origin import find_weights_file, read_origin
 from train.planning.export_formats import AVERAGE_FILE
 from train.planning.run_selection import SETTINGS_FILE

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from train.settings import BOOK_PIXELS
-from train.transforms.batch_tensors import copy_to_device
+from train.transforms.normalize import copy_to_device
 
 CROP = 224
 DEGREES = 20.0

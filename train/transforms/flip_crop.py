@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from train.transforms.augment import FLIP_CHANCE
-from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Size, View
+from train.transforms.normalize import copy_to_device
 
 # The largest shift in pixels for images of 32x32. It scales with the image height.
 MAX_SHIFT_AT_32PX = 2

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Box, Crop, Size, View, fit_crop
+from train.transforms.normalize import copy_to_device
 
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10

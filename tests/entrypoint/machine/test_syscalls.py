@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from entrypoint.machine.cpu_topology import read_cpu_list
-from entrypoint.machine.syscalls import get_memory_nodes
+from entrypoint.machine.procfs import get_memory_nodes
 from tests.conftest import PYTHON
 from tests.machines import write
 
 NODES = read_cpu_list(Path("/sys/devices/system/node/has_memory"))
 BIND = """
 import subprocess, sys
-from entrypoint.machine.syscalls import bind_memory, get_memory_nodes
+from entrypoint.machine.procfs import bind_memory, get_memory_nodes
 try:
     bind_memory(sys.argv[1], (int(sys.argv[2]),))
 except OSError as error:
     sys.exit(f"refused: {error}")
-again = "from entrypoint.machine.syscalls import get_memory_nodes as m; print(m())"
+again = "from entrypoint.machine.procfs import get_memory_nodes as m; print(m())"
 print(get_memory_nodes(), subprocess.run([sys.executable, "-c", again], capture_output=True, text=True).stdout)
 """
 

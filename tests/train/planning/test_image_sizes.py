@@ -16,7 +16,7 @@ from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes, parse_schedule, scale_shape
 from train.settings import read_train_settings
-from train.transforms.batch_tensors import resize_batch
+from train.transforms.normalize import resize_batch
 
 BIG = DatasetInfo(100, (3, 224, 224))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from train.transforms.batch_tensors import averaged_logits
+from train.transforms.normalize import averaged_logits
 
 
 def model(images: Tensor) -> Tensor:

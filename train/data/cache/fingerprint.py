@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from entrypoint.core.errors import UserError
-from train.checkpoint.compare import data_differences
-from train.checkpoint.metadata import DataFingerprint
+from train.checkpoint.metadata import DataFingerprint, data_differences
 from train.data.sources.image_file import WAITING_AT_ONCE, ImageFile, TarMember, open_image
 from train.data.sources.image_list import ImageList
 

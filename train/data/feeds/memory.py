@@ -21,8 +21,7 @@ from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
 from train.transforms.augmentations import apply_augmentations
-from train.transforms.batch_tensors import copy_to_device
-from train.transforms.normalize import Normalize
+from train.transforms.normalize import Normalize, copy_to_device
 
 # Sample size for means and standard deviations: enough for an error well below one gray level.
 STATS_SAMPLE = 5000
