@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def fit_weights(
     inner = without_adapter(model)
     own = inner.state_dict()
     check_values(source, state)
-    state = converted(inner, with_names_of(own, state))
+    state = converted(inner, with_names_of(source, own, state))
     head = head_names(inner, len(classes))
     same = {
         name
@@ -161,16 +162,34 @@ def fit_weights(
     return FittedWeights({name: state[name] for name in own if name in same}, new, unused, zeroed)
 
 
-def with_names_of(there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a file's tensors under the model's names: without what a trainer puts before all, and without old names.
+def fitting_prefixes(there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """Return what stands before the model's names in a file, () if nothing does; several models may be in one file.
 
-    Lightning writes `model.`, others `net.` or `student.`.
+    Lightning writes `model.`, others `net.` or `student.`, with the tensors of a loss or an average next to it.
     """
-    for _ in range(2):
-        first = {name.partition(".")[0] for name in state}
-        if len(first) != 1 or not all("." in name for name in state) or there.keys() & state.keys():
-            break
-        state = {name.partition(".")[2]: value for name, value in state.items()}
+    if there.keys() & state.keys():
+        return []
+    counts = Counter(
+        name[: -len(own)]
+        for name in state
+        for own in accumulate(reversed(name.split(".")), lambda end, part: f"{part}.{end}")
+        if own in there
+    )
+    most = max(counts.values(), default=0)
+    return sorted(prefix for prefix, count in counts.items() if count > most / 2)
+
+
+def with_names_of(source: str, there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a file's tensors under the model's names: those below a prefix, and without old names.
+
+    Raises `UserError` for a file with several models that fit.
+    """
+    prefixes = fitting_prefixes(there, state)
+    if len(prefixes) > 1:
+        below = " and ".join(printable(prefix.rstrip(".")) for prefix in prefixes)
+        raise UserError(f"{source}: holds several models that fit, below {below}. Save the one that you mean alone.")
+    prefix = "".join(prefixes)
+    state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     return {current_name(name, there): value for name, value in state.items()}
 
 

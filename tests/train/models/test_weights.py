@@ -202,6 +202,21 @@ def test_normalization_of_published_weights() -> None:
     assert published_normalization("timm:vit_tiny_patch16_224") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+def test_tensors_beside_the_prefix_are_not_the_models(tmp_path: Path) -> None:
+    state = {f"model.{name}": one for name, one in resnet().state_dict().items()}
+    file = written(tmp_path / "a.safetensors", {**state, "criterion.weight": torch.ones(3), "step": torch.ones(1)})
+    settings = train_settings(model="resnet18", weights=file).network
+    assert len(load_weights(settings, resnet(), SHAPE, FIVE).tensors) == 122
+
+
+def test_file_with_two_models_that_fit_is_refused(tmp_path: Path) -> None:
+    state = resnet().state_dict()
+    both = {f"{prefix}{name}": one.clone() for prefix in ("student.", "ema.module.") for name, one in state.items()}
+    settings = train_settings(model="resnet18", weights=written(tmp_path / "a.safetensors", both)).network
+    said = "holds several models that fit, below ema.module and student. Save the one that you mean alone."
+    refusal(load_weights, settings, resnet(), SHAPE, FIVE, match=said)
+
+
 @pytest.mark.parametrize("prefix", ["model.", "net.", "student.", "module.model.", "backbone."])
 def test_prefix_of_a_trainer_is_left_out(tmp_path: Path, prefix: str) -> None:
     file = written(tmp_path / "a.safetensors", {f"{prefix}{name}": one for name, one in resnet().state_dict().items()})
