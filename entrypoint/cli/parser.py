@@ -125,7 +125,10 @@ def take_target(name: str, words: deque[str], fields: Mapping[str, SettingField 
             target = words.popleft()
             flags += take_flags(words, fields)
     if target == "train" and words and is_folder(words[0]):  # `entrypoint train photos --epochs 5`
-        flags += [f"--data-dir={words.popleft()}", *take_flags(words, fields)]
+        folder, more = f"--data-dir={words.popleft()}", take_flags(words, fields)
+        if other := next((flag for flag in (*flags, *more) if flag.startswith("--data-dir=")), ""):
+            raise UserError(f"{printable(folder)} and {printable(other)} contradict: name one folder of data.")
+        flags += [folder, *more]
     return flags, target
 
 

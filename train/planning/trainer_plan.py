@@ -33,6 +33,7 @@ from train.planning.techniques import decide_techniques, decide_tensorboard, unu
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
+NO_BEST = "TRAIN_CHECKPOINT_EVERY=0 keeps no weights, so the run ends with its last ones, not with the best"
 VIEWS = "TRAIN_CHANNELS_LAST=0 is used: the model has a `view` that needs it; `reshape` does not, and may be faster"
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
 DECODED_SHARE = 0.25
@@ -118,7 +119,7 @@ def plan_trainer(
     )
     epochs = settings.optim.total_epochs(steps_of_epoch(settings, dataset) or 1)
     unused = unused_settings(given, source, ranks, report, epochs)
-    said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *warn_of_model(given, dataset, report))
+    said = (*trainer.doubts, *warn_of_data(settings, dataset), *unused, *warn_of_model(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **settled_variables(settings, report)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
 
@@ -140,14 +141,20 @@ def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
     )
 
 
-def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ...]:
-    """Return a warning where the largest class has many times the images of the smallest, and nothing is done."""
+def warn_of_data(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ...]:
+    """Return a warning where the largest class has many times the images of the smallest, and nothing is done.
+
+    And one where images choose the best weights, and none are kept.
+    """
+    chooses = settings.data.val_split or dataset.has_val
+    lost = (NO_BEST,) if chooses and not settings.run.checkpoint_every else ()
     counts = dict(zip(dataset.classes, dataset.class_counts, strict=False))
     fewest, most = min(counts, key=counts.__getitem__, default=""), max(counts, key=counts.__getitem__, default="")
     is_handled = settings.optim.balance or settings.optim.class_weights
     if not counts or counts[most] <= IMBALANCE * counts[fewest] or is_handled:
-        return ()
+        return lost
     return (
+        *lost,
         f"class {printable(most)} has {counts[most]:,} images to train and {printable(fewest)} {counts[fewest]:,}, so"
         " the small ones are learned badly. Try TRAIN_BALANCE=1 or TRAIN_CLASS_WEIGHTS=auto.",
     )

@@ -97,6 +97,8 @@ def test_tune_takes_flags_before_the_program(script: str) -> None:
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
         (["--epochs", "3", "tune"], "--epochs: flags follow the command. Use `entrypoint tune --epochs …`"),
+        (["train", ".", "--data-dir", "x"], "--data-dir=. and --data-dir=x contradict: name one folder of data."),
+        (["plan", "train", "--data-dir=x", "."], "--data-dir=. and --data-dir=x contradict: name one folder of data."),
         (["train", ".", "x"], "train x: no such folder. Name a folder of data."),
         (["train", "phtos"], "train phtos: no such folder."),
         (["train", ".", "--nope", "1"], "--nope: no such flag."),

@@ -17,7 +17,14 @@ from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.models.weights_origin import INDEX_FILE
 from train.planning.model_report import ModelReport
-from train.planning.trainer_plan import TrainerFacts, doubts, plan_trainer, settled_variables, warn_of_model
+from train.planning.trainer_plan import (
+    TrainerFacts,
+    doubts,
+    plan_trainer,
+    settled_variables,
+    warn_of_data,
+    warn_of_model,
+)
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -239,3 +246,9 @@ def test_link_of_an_index_stays(tmp_path: Path) -> None:
     named = [train_settings(weights=str(tmp_path / name)) for name in ("model.safetensors", INDEX_FILE)]
     links = [settled_variables(settings, ModelReport()) for settings in named]
     assert links == [{"TRAIN_WEIGHTS": str(tmp_path / "blob of model.safetensors")}, {}]
+
+
+def test_best_weights_that_are_not_kept_are_a_warning() -> None:
+    settings = train_settings(checkpoint_every=0, val_split=0.2)
+    assert "TRAIN_CHECKPOINT_EVERY=0 keeps no weights" in warn_of_data(settings, DatasetInfo(1, (1, 8, 8)))[0]
+    assert not warn_of_data(train_settings(val_split=0.2), DatasetInfo(1, (1, 8, 8)))

@@ -197,7 +197,7 @@ def list_label_splits(
     else:
         classes = names_of_targets(settings, train_table.columns, cells)
         targets = Targets(classes)
-    check_single_labels(classes, one_line(train_file))
+    check_single_labels(classes, one_line(train_file), settings.task)
     listings = {path: list_labelled(settings, table, classes, targets) for path, table in tables.items()}
     if not targets:
         used = {path.name: sorted(set(listing.labels)) for path, listing in listings.items()}

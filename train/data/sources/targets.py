@@ -88,15 +88,19 @@ def read_number(cell: str, where: str) -> float:
     return number
 
 
-def check_single_labels(labels: Iterable[str], where: str) -> None:
-    """Raise `UserError` for no labels, and for one that looks like several in a cell: its parts are labels too."""
+def check_single_labels(labels: Iterable[str], where: str, task: str = "classify") -> None:
+    """Raise `UserError` for no labels, and for one that looks like several in a cell: its parts are labels too.
+
+    One such part is enough where images may have several labels, but for blanks: `sea` and `sea lion` are two.
+    """
     known = set(labels)
     if not known:
         raise UserError(f"{where}: no image has a label. Add some.")
     for divider in ("|", ";", ",", " "):
         several = {label: split_labels(label, divider) for label in known}
         several = {label: parts for label, parts in several.items() if len(parts) > 1}
-        odd = next((label for label, parts in several.items() if known.issuperset(parts)), "")
+        is_enough = all if task == "classify" or divider == " " else any
+        odd = next((label for label, parts in several.items() if is_enough(part in known for part in parts)), "")
         if odd:
             raise UserError(
                 f"{where}: label {printable(odd)} looks like several labels, as each part is a label too. Set"

@@ -52,6 +52,21 @@ def test_files_have_their_usual_names(labelled: Path, name: str) -> None:
     assert (len(train), len(test), test.is_cut) == (24, 12, False)
 
 
+@pytest.mark.parametrize(
+    ("cells", "divider"), [(["cat;x", "cat"], ";"), (["a,b", "b"], ","), (["sea lion", "sea"], ""), (["a;b", "c"], "")]
+)
+def test_cell_of_several_labels_with_another_divider(labelled: Path, cells: list[str], divider: str) -> None:
+    for split in ("train", "test"):
+        first, second = sorted((labelled / split / "class0").iterdir())[:2]
+        named = zip((first, second), cells, strict=True)
+        write_csv(labelled, split, [f'{path.relative_to(labelled)},"{cell}"' for path, cell in named])
+    settings = csv_settings(labelled, task="multilabel")
+    if divider:
+        refusal(list_files, settings, match=f"TRAIN_LABEL_SEPARATOR='{divider}'")
+    else:
+        assert len(list_files(settings)[0]) == 2
+
+
 def test_column_that_names_another_split_is_refused(labelled: Path) -> None:
     for split in ("train", "test"):
         lines = (labelled / f"{split}.csv").read_text().splitlines()[1:]
