@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from entrypoint.core.errors import ExitCode, UserError
+
 # In an environment of the user's the names `entrypoint` and `train` may be those of other packages, or of files in the
 # working folder. A path is nobody else's, and the starter puts this project first on Python's path.
 STARTER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")  # noqa: PTH100, PTH118, PTH120 - pathlib costs a start 5 ms
@@ -25,6 +27,17 @@ def own_command(*words: str, python: str = sys.executable) -> tuple[str, ...]:
 def module_command(module: str, *words: str, python: str = sys.executable) -> tuple[str, ...]:
     """Return the command that runs one of this project's modules as a program."""
     return own_command("--module", module, *words, python=python)
+
+
+def start_thread(target: Callable[..., object], *args: object) -> threading.Thread:
+    """Start a thread that does not keep the process; raises `UserError` where the limit of processes is reached."""
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # CPython: can't start new thread
+        line = "no thread can be started. Raise the limit of processes (`ulimit -u`, or the job's pids.max)."
+        raise UserError(line, ExitCode.MACHINE) from error
+    return thread
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import log, write_all, write_stderr
 from entrypoint.core.errors import count_text
+from entrypoint.core.process import start_thread
 from entrypoint.plan.model import OutputPlan
 
 # The size of a pipe, and of one read. Of ranks that print much, more is read at once after a pause.
@@ -124,8 +125,7 @@ class RankOutput:
             os.set_blocking(stream.reader, False)
             self.selector.register(stream.reader, selectors.EVENT_READ, stream)
         self.selector.register(self.wake_reader, selectors.EVENT_READ, None)
-        self.thread = threading.Thread(target=self.relay, name="rank-output", daemon=True)
-        self.thread.start()
+        self.thread = start_thread(self.relay)
 
     def relay(self) -> None:
         """Relay until the job has ended and nothing more comes; a child of a rank may keep its pipe open."""

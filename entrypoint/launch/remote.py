@@ -87,10 +87,10 @@ def find_remote_launcher(
             f"this LSF job has {len(job.hostnames)} nodes, and here jsrun starts ranks on them. Write: jsrun -n"
             " RANKS -a 1 -c CPUS entrypoint train, or set LAUNCH_LAUNCHER=direct for this node alone."
         )
-    path = shutil.which(name)
+    hosts, path = read_hosts(values.hosts), shutil.which(name)
     if not path:
-        raise UserError(not_found_message(name, job), ExitCode.MACHINE)
-    hosts = read_hosts(values.hosts)
+        asked_by = f"LAUNCH_HOSTS={printable(values.hosts)}" if values.launcher == "auto" else f"LAUNCH_LAUNCHER={name}"
+        raise UserError(not_found_message(name, job, asked_by), ExitCode.MACHINE)
     if len(hosts) > 1 and not any(environ.get(name) for name in SSH_ALTERNATIVES) and not shutil.which("ssh"):
         raise UserError(
             f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {hosts[1][0]} with. Inside a container,"
@@ -101,7 +101,7 @@ def find_remote_launcher(
     return RemoteLauncher(path, mpi, hosts, major)
 
 
-def not_found_message(name: str, job: Job) -> str:
+def not_found_message(name: str, job: Job, asked_by: str) -> str:
     """Say what to write where a starter is not here, as inside most containers."""
     line = "srun apptainer exec IMAGE entrypoint …" if name == "srun" else "mpirun … apptainer exec IMAGE entrypoint …"
     if (name == "srun" or job.scheduler != "Slurm") and len(job.hostnames) > 1:
@@ -109,7 +109,7 @@ def not_found_message(name: str, job: Job) -> str:
             f"this batch script has {len(job.hostnames)} nodes ({job.hostnames[0]} …) and no {name} is here to start"
             f" ranks on them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
-    return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
+    return f"{asked_by}: no {name} on PATH here; inside a container start it from outside: {line}"
 
 
 def detect_mpi(path: str) -> tuple[str, int]:

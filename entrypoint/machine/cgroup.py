@@ -125,7 +125,8 @@ def oom_message(before: MemoryEvents, after: MemoryEvents) -> str:
     has = "the machine's" if after.limit_bytes is None else f"the {gib(after.limit_bytes)} that this job may use"
     peak = f" (peak {gib(after.peak_bytes)})" if after.peak_bytes else ""
     advice = (
-        "lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS, stream an imagefolder (TRAIN_DATA_SOURCE=stream), or ask for more"
+        "lower the batch size or the number of loader processes, or ask for more (`train`: TRAIN_BATCH_SIZE,"
+        " TRAIN_NUM_WORKERS, and TRAIN_DATA_SOURCE=stream for an imagefolder)"
     )
     return f"out of memory, {has}{peak}; {advice}"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import is_loopback_name
 from entrypoint.job.launchers import Family
 from entrypoint.machine.backends import transport_variables
+from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
@@ -24,6 +26,9 @@ OLD_NAMES = {
 FLIGHT_RECORDER_VARIABLES = (*OLD_NAMES, "TORCH_NCCL_DUMP_ON_TIMEOUT")
 # What a user sets of oneCCL's workers is an allocation of their own (the book's map); ours would undo it.
 OWN_WORKERS = ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY")
+# A CPU in GOMP_CPU_AFFINITY or OMP_PLACES; what follows `:` is a count or a step, what follows `-` the end of a range
+# (libgomp drops those that are not there).
+NAMED_CPU = re.compile(r"(?<![\d:(-])\d{1,5}")
 
 # Standard variables that the plan sets unless the user has set them.
 USER_OVERRIDABLE = (
@@ -83,9 +88,23 @@ def decide_environment(
             text = printable(value) or "unset"
             decisions.append(inputs.user_decision(name) if own else Decision(name, text, reason))
     explained = {name for name, (_, reason) in wanted.items() if reason}
+    refuse_foreign_cpus(inputs)
     own_affinity = [name for name in AFFINITY_VARIABLES if inputs.environ.get(name) and name not in explained]
     decisions += [inputs.user_decision(name) for name in own_affinity]
     return environment, tuple(decisions)
+
+
+def refuse_foreign_cpus(inputs: PlanInputs) -> None:
+    """Raise `UserError` for a CPU of GNU's or OpenMP's variable that is not this process's: threads would share one."""
+    allowed = {cpu.id for cpu in inputs.machine.cpus}
+    for name in () if inputs.remote_launcher else ("GOMP_CPU_AFFINITY", "OMP_PLACES"):
+        text = inputs.environ.get(name, "")
+        foreign = sorted({int(cpu) for cpu in NAMED_CPU.findall(text)} - allowed)
+        if foreign:
+            raise UserError(
+                f"{name}={printable(text)}: CPU {foreign[0]} is none of the {len(allowed)} that this process may use."
+                f" Unset it, or name some of {format_cpu_list(tuple(allowed))}."
+            )
 
 
 def network_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 
 from msgspec.structs import asdict, replace
@@ -11,6 +10,7 @@ from msgspec.structs import asdict, replace
 from entrypoint.core.console import log
 from entrypoint.core.errors import printable
 from entrypoint.core.network import RETRY_INTERVAL_S
+from entrypoint.core.process import start_thread
 from entrypoint.supervise.access import connect_on_node, connect_to
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.channel_server import ChannelState, NodeRelay, port_address, relay_address
@@ -134,4 +134,4 @@ class ChannelClient:
             channel.report_lost(connection.ranks[0], reason)
         elif not (reason or self.rank0_ended or channel.closed.is_set() or channel.first_failure):
             self.uses_relay = False
-            threading.Thread(target=self.connect, daemon=True).start()
+            start_thread(self.connect)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.core.console import log
-from entrypoint.core.process import FORWARDED, die_with_parent, from_terminal, not_ignored, signal_sender
+from entrypoint.core.process import FORWARDED, die_with_parent, from_terminal, not_ignored, signal_sender, start_thread
 
 POLL_INTERVAL_S = 0.1
 
@@ -32,7 +31,7 @@ def forward_signals(child: int, translate: Callable[[int], int] | None = None) -
                 with suppress(ProcessLookupError):
                     send(translate(info.si_signo) if translate else info.si_signo)
 
-    threading.Thread(target=forward, daemon=True).start()
+    start_thread(forward)
     return received
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from entrypoint.core.process import start_thread
 from entrypoint.supervise.admission import RankEndpoint
 from entrypoint.supervise.wire import CHUNK_BYTES, INVALID, BytesSession, Session, WireError
 
@@ -79,8 +80,7 @@ class EventLoop:
         with self.lock:
             if self.thread is None:
                 self.next_tick = time.monotonic()
-                self.thread = threading.Thread(target=self.run, daemon=True)
-                self.thread.start()
+                self.thread = start_thread(self.run)
 
     def listen(self, server: socket.socket, welcome: Welcome) -> None:
         """Accept connections."""

@@ -7,7 +7,6 @@ speaks for the others.
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from msgspec import Struct
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, format_ranks
 from entrypoint.core.network import LOG_INTERVAL_S, try_listen
+from entrypoint.core.process import start_thread
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_client import ChannelClient
@@ -97,7 +97,7 @@ class FailureChannel(ChannelState):
             )
         uses_relay = self.endpoint.shares_connection and not speaks
         client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.waits_for_rank0)
-        threading.Thread(target=client.connect, daemon=True).start()
+        start_thread(client.connect)
 
     def serve(self, on_node: socket.socket | None) -> None:
         """Listen to the other nodes, and on a socket of this node if it has one."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from entrypoint.core.console import log
 from entrypoint.core.network import RETRY_INTERVAL_S
+from entrypoint.core.process import start_thread
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop
 from entrypoint.supervise.store_commands import JobStore, StoreSession
@@ -134,7 +134,7 @@ class StoreRelay:
         if not is_own_program(peer):
             return None
         bridge = Bridge(self.loop)
-        threading.Thread(target=self.find_store, args=(bridge,), daemon=True).start()
+        start_thread(self.find_store, bridge)
         return BytesSession(), bridge
 
     def find_store(self, bridge: Bridge) -> None:

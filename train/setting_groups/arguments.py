@@ -32,7 +32,9 @@ def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
         name, _, number = part.rpartition("=")
         if name not in weights:
             hint = did_you_mean(name, list(classes))
-            raise UserError(f"{source}: there is no class {printable(name)}. {hint}Write auto, or class=weight.")
+            raise UserError(
+                f"{source}: there is no class {printable(name or part)}. {hint}Write auto, or class=weight."
+            )
         if not NUMBER.fullmatch(number) or not (1e-6 <= float(number) <= 1e6 or float(number) == 0):
             raise UserError(f"{source}: {printable(number)} is no weight. Write 0, or from 1e-6 to 1e6.")
         weights[name] = float(number)

@@ -55,6 +55,8 @@ def test_file_becomes_variables_and_those_that_are_set_win(tmp_path: Path) -> No
         ("[train]\nepoch = 3", "epoch in [train] is no setting. Did you mean epochs?"),
         ("[train]\nTRAIN_EPOCHS = 3", "TRAIN_EPOCHS in [train] is no setting"),
         ("[train]\nepochs = [3]", "train.epochs is a list"),
+        ("[train]\nepochs = true", "train.epochs is no switch. Write "),
+        ("[train]\nmodel = false", "train.model is no switch. Write "),
         ("[train]\nepochs = 2026-11-26", "train.epochs is a date"),
         ("[train.epochs]\na = 1", "train.epochs is a dict"),
     ],

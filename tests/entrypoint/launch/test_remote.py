@@ -129,6 +129,9 @@ def test_find_remote_launcher_batch_without_srun_raises(monkeypatch: pytest.Monk
         match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from",
         code=ExitCode.MACHINE,
     )
+    by_hosts = read_launch_settings({"LAUNCH_HOSTS": "a,b"}, {}).values
+    said = "LAUNCH_HOSTS=a,b: no mpirun on PATH here"
+    refusal(find_remote_launcher, by_hosts, Job(), NodeGroup().nnodes, {}, match=said, code=ExitCode.MACHINE)
 
 
 @pytest.mark.launch

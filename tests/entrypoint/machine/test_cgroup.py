@@ -128,7 +128,7 @@ def test_read_memory_uses_limited_cgroup(tmp_path: Path, files: dict[str, str], 
         (MemoryEvents(3), MemoryEvents(3), ""),
         (MemoryEvents(3, GIB, GIB), MemoryEvents(4, GIB, GIB), "out of memory, the 1.0 GiB that this job may use (peak"
                                                                " 1.0 GiB)"),
-        (MemoryEvents(3), MemoryEvents(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS"),
+        (MemoryEvents(3), MemoryEvents(4), "out of memory, the machine's; lower the batch size or the number"),
     ],
 )  # fmt: skip
 def test_oom_message_names_the_limit(before: MemoryEvents, after: MemoryEvents, said: str) -> None:

@@ -99,6 +99,25 @@ def test_openmp_variable_set_by_user_is_shown_as_user_set() -> None:
     assert "OMP_PROC_BIND" not in made.environment.variables, "left as it is"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "cpu"),
+    [
+        ("GOMP_CPU_AFFINITY", "0 90", 90),
+        ("GOMP_CPU_AFFINITY", "90-91,0", 90),
+        ("GOMP_CPU_AFFINITY", "0 3 1-2 2-90:2", None),  # the end of a range is cut
+        ("OMP_PLACES", "{0},{90}", 90),
+        ("OMP_PLACES", "{0,1}:2:90", None),
+        ("OMP_PLACES", "cores(90)", None),
+    ],
+)
+def test_cpu_that_is_not_there_is_refused(name: str, text: str, cpu: int | None) -> None:
+    """libgomp drops it unsaid, and two threads share a core."""
+    if cpu is None:
+        assert reason_for(plan_in("", {name: text}), name) == f"(set by you) {name}={text}"
+    else:
+        refusal(plan_in, "", {name: text}, match=rf"^{name}=.*: CPU {cpu} is none of the \d+ that this process may use")
+
+
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 

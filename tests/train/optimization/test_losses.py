@@ -87,6 +87,7 @@ def test_auto_weights_a_mean_image_with_one() -> None:
     [
         ("d=2", "there is no class d"),
         ("bee=1", "no class bee"),
+        ("balanced", "there is no class balanced. Write auto, or class=weight."),
         ("b=x", "x is no weight"),
         ("b=-1", "is no weight"),
         ("b=1e-300", "Write 0, or from 1e-6 to 1e6"),
