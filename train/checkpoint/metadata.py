@@ -265,6 +265,26 @@ def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings().with_values(**{name: convert(value, types[name]) for name, value in settings.items()})
 
 
+def check_data(path: Path, was: DataFingerprint, now: DataFingerprint, *, changed: bool) -> list[str]:
+    """Return the accepted differences of the data, one text each; raises `UserError` for the others.
+
+    Other classes can be accepted only where each class that is still there keeps its number.
+    """
+    differ = data_differences(was, now)
+    said = f"{path}: saved with other data: {', '.join(differ)}."
+    if differ and not changed:
+        raise UserError(
+            f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
+        )
+    moved = set(was.classes) & set(now.classes)
+    if (was.classes and now.classes) and (
+        len(was.classes) != len(now.classes)
+        or any(was.classes.index(name) != now.classes.index(name) for name in moved)
+    ):
+        raise UserError(f"{said} The model's outputs cannot be mapped to these classes. Start a new run.")
+    return differ
+
+
 def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
     """Return how two data sets differ, one text each; what one of them does not know is not compared."""
     found = []

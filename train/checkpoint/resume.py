@@ -16,8 +16,8 @@ from train.checkpoint.metadata import (
     CorruptCheckpoint,
     DataFingerprint,
     Metadata,
+    check_data,
     compare_settings,
-    data_differences,
 )
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
@@ -80,25 +80,10 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> R
 
 
 def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> ResumePoint:
-    """Return the resume point with the accepted differences of the data; raises `UserError` for the others.
-
-    Other classes can be accepted only where each class that is still there keeps its number.
-    """
-    was = start.metadata.data
-    differ = data_differences(was, now)
+    """Return the resume point with the accepted differences of the data; raises `UserError` for the others."""
+    differ = check_data(start.path, start.metadata.data, now, changed=changed)
     if not differ:
         return start
-    said = f"{start.path}: saved with other data: {', '.join(differ)}."
-    if not changed:
-        raise UserError(
-            f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
-        )
-    moved = set(was.classes) & set(now.classes)
-    if was.classes and (
-        len(was.classes) != len(now.classes)
-        or any(was.classes.index(name) != now.classes.index(name) for name in moved)
-    ):
-        raise UserError(f"{said} The model's outputs cannot be mapped to these classes. Start a new run.")
     # The scores of other images are no measure for those to come.
     metadata = msgspec.structs.replace(start.metadata, best=NO_BEST, best_metric=None, stale_epochs=0)
     checkpoint = replace(start.checkpoint, metadata=metadata)

@@ -13,7 +13,15 @@ from entrypoint.core.files import exists, is_file, resolve
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
-from train.checkpoint.metadata import CorruptCheckpoint, compare_settings, read_json, read_metadata
+from train.checkpoint.metadata import (
+    CorruptCheckpoint,
+    DataFingerprint,
+    check_data,
+    compare_settings,
+    read_json,
+    read_metadata,
+)
+from train.data.dataset_info import DatasetInfo
 from train.setting_groups.run import RunSettings
 from train.settings import TrainSettings
 
@@ -102,11 +110,14 @@ def refuse_other_run(settings: RunSettings, named: Path) -> None:
         )
 
 
-def check_resume(settings: TrainSettings) -> None:
-    """Raise `UserError` for a run name or a checkpoint that the run would refuse.
+def check_resume(settings: TrainSettings, dataset: DatasetInfo) -> None:
+    """Raise `UserError` for a run name or a checkpoint that the run would refuse, as far as the plan knows the data.
 
-    The checkpoint's tensors and data are not looked at.
+    The checkpoint's tensors are not looked at.
     """
+    # How many are left to train on is the run's to find out, where some choose or may be unreadable.
+    trained = 0 if settings.data.val_split or settings.data.on_unreadable_image == "skip" else dataset.train_images
+    data = DataFingerprint(classes=dataset.classes, train_examples=trained)
     corrupt: list[CorruptCheckpoint] = []
     for path in select_run_dir(settings)[1]:
         try:
@@ -115,6 +126,7 @@ def check_resume(settings: TrainSettings) -> None:
             corrupt.append(error)
             continue
         compare_settings(path, metadata, settings.to_json(), changed=settings.run.resume_allow_changed)
+        check_data(path, metadata.data, data, changed=settings.run.resume_allow_changed)
         return
     if corrupt:
         raise corrupt[0]

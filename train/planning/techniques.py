@@ -19,9 +19,7 @@ from train.setting_groups.network import STATISTICS, NetworkSettings
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
-FROM_MEMORY = "batches come from memory, without loader workers"
 ON_ONE_RANK = "one rank has no others to synchronize with"
-ONLY_TEACHER = "TRAIN_TEACHER_WEIGHT is 1"
 OF_THE_LABELS = ("label_smoothing", "class_weights", "loss")
 MIXES, UNMIXED = ("mixup_alpha", "cutmix_alpha"), "TRAIN_UNMIXED_EPOCHS leaves no epoch to mix"
 NO_DECAY = "the optimizer has no weight decay"
@@ -50,10 +48,10 @@ def exclusions(
     no_batchnorm = report.parameters > 0 and not report.batchnorm_layers
     unchanged = settings.data.transforms == settings.data.augment == "none" and not settings.data.erasing
     return (
-        ("num_workers", data_source == "memory", FROM_MEMORY),
+        ("num_workers", data_source == "memory", "batches come from memory, without loader workers"),
         ("label_smoothing", settings.optim.loss == "focal", "TRAIN_LOSS is focal"),
         *(
-            (name, bool(settings.optim.teacher) and settings.optim.teacher_weight == 1, ONLY_TEACHER)
+            (name, bool(settings.optim.teacher) and settings.optim.teacher_weight == 1, "TRAIN_TEACHER_WEIGHT is 1")
             for name in OF_THE_LABELS
         ),
         ("teacher", not settings.optim.teacher_weight, "TRAIN_TEACHER_WEIGHT is 0"),

@@ -33,8 +33,6 @@ from train.planning.techniques import decide_techniques, decide_tensorboard, unu
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
-NO_BEST = "TRAIN_CHECKPOINT_EVERY=0 keeps no weights, so the run ends with its last ones, not with the best"
-VIEWS = "TRAIN_CHANNELS_LAST=0 is used: the model has a `view` that needs it; `reshape` does not, and may be faster"
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
 DECODED_SHARE = 0.25
 # A class with so many times the images of another is worth a warning.
@@ -78,7 +76,7 @@ def plan_trainer(
     check_trainer_settings(given, dataset)
     if facts.reads_resume:
         named = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
-        check_resume(settings.with_values(**named))
+        check_resume(settings.with_values(**named), dataset)
     check_shares(settings.optim, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
@@ -146,8 +144,11 @@ def warn_of_data(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ..
 
     And one where images choose the best weights, and none are kept.
     """
-    chooses = settings.data.val_split or dataset.has_val
-    lost = (NO_BEST,) if chooses and not settings.run.checkpoint_every else ()
+    lost = (
+        ("TRAIN_CHECKPOINT_EVERY=0 keeps no weights, so the run ends with its last ones, not with the best",)
+        if (settings.data.val_split or dataset.has_val) and not settings.run.checkpoint_every
+        else ()
+    )
     counts = dict(zip(dataset.classes, dataset.class_counts, strict=False))
     fewest, most = min(counts, key=counts.__getitem__, default=""), max(counts, key=counts.__getitem__, default="")
     is_handled = settings.optim.balance or settings.optim.class_weights
@@ -167,7 +168,11 @@ def warn_of_model(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, re
     """
     settings = given.values
     size = warn_of_size(given, dataset, model_input_shape(settings.data, dataset.shape), report.parameters)
-    size += (VIEWS,) if report.needs_contiguous else ()
+    size += (
+        ("TRAIN_CHANNELS_LAST=0 is used: the model has a `view` that needs it; `reshape` does not, and may be faster",)
+        if report.needs_contiguous
+        else ()
+    )
     if not settings.network.freeze or settings.network.weights or settings.run.resume != "off":
         return size
     source = printable(given.sources.get("freeze", f"TRAIN_FREEZE={settings.network.freeze}"))

@@ -17,7 +17,6 @@ from train.report.stragglers import cpu_wait_text, stragglers_text
 
 # Scores besides the task's own: of several labels in percent, of numbers in the targets' own unit.
 OTHER_SCORES = ("f1_micro", "f1_macro", "threshold", "rmse", "mae")
-OF_THE_PEAK = "of the operations a second that large products and convolutions reach"
 # With fewer test images a difference of some points says little.
 FEW_IMAGES = 500
 
@@ -73,7 +72,11 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,
-        "hardware": f"{100 * summary['peak_share']:.0f} % {OF_THE_PEAK}" if summary.get("peak_share") else "",
+        "hardware": (
+            f"{100 * summary['peak_share']:.0f} % of the operations a second that large products and convolutions reach"
+            if summary.get("peak_share")
+            else ""
+        ),
         "cost": cost_text(summary),
         "run folder": one_line(folder),
         "look at it": f"{one_line(folder)}/{REPORT_FILE}",

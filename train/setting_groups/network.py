@@ -83,7 +83,8 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
         str,
         about(
             "What is not trained: backbone (all layers but the head), statistics (BatchNorm's), or layers' names,"
-            " with commas."
+            " with commas.",
+            resume="must_keep",
         ),
     ] = ""
     bias: Annotated[bool, about("Bias parameters in the layers of cnn.", resume="must_keep", evaluate="adopted")] = True

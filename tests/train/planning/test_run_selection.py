@@ -13,9 +13,12 @@ from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.factories import make_machine, make_test_plan, train_settings
 from tests.train.checkpoint.saved import save
 from tests.train.given import SMALL
-from train.checkpoint.metadata import CHECKSUM_FILE
+from train.checkpoint.metadata import CHECKSUM_FILE, DataFingerprint
+from train.data.dataset_info import DatasetInfo
 from train.planning.run_selection import check_resume, new_run_dir, previous_run, resumed_run_dir, select_run_dir
 from train.settings import TrainSettings
+
+UNKNOWN = DatasetInfo(0, (1, 8, 8))
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_run_folder_and_checkpoints_are_selected(
     assert found.resolve() == output / folder
     names = [step if isinstance(step, str) else f"step-{step:09d}" for step in steps]
     assert [path.name for path in starts] == names
-    check_resume(settings)
+    check_resume(settings, UNKNOWN)
 
 
 def test_copied_checkpoint_starts_a_new_run_folder(output: Path) -> None:
@@ -75,6 +78,7 @@ def test_copied_checkpoint_starts_a_new_run_folder(output: Path) -> None:
         ({"resume": "a/settings.json"}, "TRAIN_RESUME=a/settings.json: no such checkpoint"),
         ({"resume": "x" * 300}, "no such checkpoint"),
         ({"resume": "auto", "seed": 1}, "saved with other settings: TRAIN_SEED was 0, is 1"),
+        ({"resume": "auto", "freeze": "backbone", "resume_allow_changed": True}, "Its tensors fit no other value"),
         ({"resume": "auto", "model": "resnet18", "resume_allow_changed": True}, "Its tensors fit no other value"),
     ],
 )
@@ -82,13 +86,40 @@ def test_what_the_run_would_refuse_is_refused(
     output: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], said: str
 ) -> None:
     monkeypatch.chdir(output)
-    assert said in refusal(check_resume, train_settings(output_dir=".", **fields))
+    assert said in refusal(check_resume, train_settings(output_dir=".", **fields), UNKNOWN)
 
 
 def test_corrupt_newest_checkpoint_leaves_the_older_one(output: Path) -> None:
     (output / "a/checkpoint/step-000000044" / CHECKSUM_FILE).write_text("")
-    check_resume(train_settings(output_dir=output, resume="auto"))
-    refusal(check_resume, train_settings(output_dir=output, resume="auto", seed=1), match="TRAIN_SEED was 0, is 1")
+    check_resume(train_settings(output_dir=output, resume="auto"), UNKNOWN)
+    changed = train_settings(output_dir=output, resume="auto", seed=1)
+    refusal(check_resume, changed, UNKNOWN, match="TRAIN_SEED was 0, is 1")
+
+
+@pytest.mark.parametrize(
+    ("data", "changed", "said"),
+    [
+        ({"classes": ("ant", "bee"), "train_images": 8}, False, ""),
+        ({}, False, ""),  # what is not known is not compared
+        ({"train_images": 9}, True, ""),
+        ({"train_images": 9}, False, "9 training images instead of 8. Restore the data set"),
+        ({"classes": ("ant", "cow")}, False, "class 1 of 2 was bee, is cow of 2. Restore the data set"),
+        ({"classes": ("ant", "cow")}, True, ""),
+        ({"classes": ("bee", "ant")}, True, "The model's outputs cannot be mapped to these classes"),
+    ],
+)
+def test_other_data_than_the_checkpoints_are_refused(
+    tmp_path: Path, data: dict[str, Any], changed: bool, said: str
+) -> None:
+    was = DataFingerprint(classes=("ant", "bee"), train_examples=8)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/settings.json").write_text("{}")
+    save(tmp_path / "a/checkpoint", 22, settings=train_settings().to_json(), data=was)
+    settings = train_settings(output_dir=tmp_path, resume=str(tmp_path / "a"), resume_allow_changed=changed)
+    if said:
+        assert said in refusal(check_resume, settings, DatasetInfo(0, (1, 8, 8), **data))
+    else:
+        check_resume(settings, DatasetInfo(0, (1, 8, 8), **data))
 
 
 @pytest.mark.launch
