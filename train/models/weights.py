@@ -36,7 +36,6 @@ from train.settings import ImageShape
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 # A profiler's counters, which are no weights (thop).
 COUNTERS = ("total_ops", "total_params")
-# Counters of BatchNorm that old files do not have; nothing reads them.
 NAMED = 3
 # torchvision's own loaders rename them: of DenseNet (densenet.py, _load_state_dict), and of the MLPs of ViT (MLPBlock).
 # timm's do for DeiT III and CrossViT, by functions that no name leads to (deit.py and crossvit.py).
@@ -139,6 +138,7 @@ def fit_weights(
     unused = tuple(
         name for name in state if name not in own and not name.startswith(AUXILIARY) and not name.endswith(COUNTERS)
     )
+    # Old files have no counters of BatchNorm, which nothing reads.
     new = tuple(name for name in own if name not in same and not name.endswith("num_batches_tracked"))
     strange = [name for name in new if not in_modules(name, head)]
     body = [name for name in own if not in_modules(name, head)]
