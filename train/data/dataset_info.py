@@ -48,6 +48,7 @@ class DatasetInfo:
     `has_kernel` says whether the compiled JPEG decoder is there.
     `class_counts` are the numbers of training images of each class, empty where they are not known.
     `constant` are the names of targets that are the same for all images.
+    `same_targets` says that all test images have the same ones.
     `problem` says why a data set of the user's cannot be used.
     `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
@@ -66,6 +67,7 @@ class DatasetInfo:
     shared: tuple[int, int] = (0, 0)
     class_counts: tuple[int, ...] = ()
     constant: tuple[str, ...] = ()
+    same_targets: bool = False
     task: str = "classify"
     problem: str = ""
 
@@ -139,6 +141,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         is_cut=test.is_cut,
         class_counts=tuple(counts[label] for label in range(len(train.classes))) if counts else (),
         constant=train.targets.constant_names() if train.targets else (),
+        same_targets=test.targets is not None and len(set(test.labels)) == 1,
         task=settings.data.task,
         shared=(0, 0) if settings.run.evaluate or test.is_cut else count_shared(train, test),
     )

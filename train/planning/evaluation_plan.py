@@ -18,7 +18,7 @@ from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_precision
 from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
-from train.planning.loading import decide_images, decide_workers
+from train.planning.loading import decide_images, decide_workers, doubts
 from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
 from train.planning.trained_run import average_file, read_trained_run
@@ -66,7 +66,7 @@ def plan_evaluation(
         workers_decision,
         precision,
     )
-    plan = replace(plan, warnings=(*plan.warnings, *settings_of_training(given)))
+    plan = replace(plan, warnings=(*plan.warnings, *settings_of_training(given), *doubts(dataset)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 
 

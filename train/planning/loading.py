@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, Plan, make_decision
 from train.data.dataset_info import DatasetInfo
@@ -87,3 +87,25 @@ def adapt(values: Normalization, channels: int) -> Normalization:
 def text_of(values: Normalization) -> str:
     """Return means and deviations as TRAIN_NORMALIZE takes them."""
     return "/".join(",".join(f"{one:.3g}" for one in part) for part in values)
+
+
+def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
+    """Return why the accuracy of these data says little."""
+    shared, looked_at = dataset.shared
+    copies = (
+        f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
+        " says nothing of new images. Test others."
+    )
+    single = "there is 1 class, so each answer is right. Add images of what is not in it."
+    is_single = dataset.task == "classify" and len(dataset.classes) == 1
+    same = f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right."
+    return (
+        *((copies,) if shared else ()),
+        *((single,) if is_single else ()),
+        *((f"{same} Leave it out.",) if dataset.constant else ()),
+        *(
+            ("all test images have the same targets, so their score says nothing. Test others.",)
+            if dataset.same_targets and not dataset.constant
+            else ()
+        ),
+    )

@@ -25,7 +25,7 @@ from train.planning.compute import (
 )
 from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes, model_input_shape
-from train.planning.loading import decide_images, decide_normalization, decide_workers
+from train.planning.loading import decide_images, decide_normalization, decide_workers, doubts
 from train.planning.model_report import ModelReport
 from train.planning.recipes import warn_of_size
 from train.planning.run_selection import check_resume
@@ -120,23 +120,6 @@ def plan_trainer(
     said = (*trainer.doubts, *warn_of_data(settings, dataset), *unused, *warn_of_model(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **settled_variables(settings, report)}
     return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
-
-
-def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
-    """Return why the accuracy of these data says little."""
-    shared, looked_at = dataset.shared
-    copies = (
-        f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
-        " says nothing of new images. Test others."
-    )
-    single = "there is 1 class, so each answer is right. Add images of what is not in it."
-    is_single = dataset.task == "classify" and len(dataset.classes) == 1
-    same = f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right."
-    return (
-        *((copies,) if shared else ()),
-        *((single,) if is_single else ()),
-        *((f"{same} Leave it out.",) if dataset.constant else ()),
-    )
 
 
 def warn_of_data(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ...]:

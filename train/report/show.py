@@ -17,7 +17,6 @@ from train.report.metrics import read_metrics
 from train.report.page import Curve, drawings, plots_of, read_part, read_run_file, render, value_text, write_report
 from train.setting_groups.data import SCORES
 
-COMPARE_FILE = "compare.html"
 # What is compared of a summary, in this order.
 RESULTS = (
     *(f"{part}_{score}" for score in SCORES.values() for part in ("test", "best", "val")),
@@ -64,7 +63,7 @@ def compare_command(words: Sequence[str]) -> None:
         for title, curves in plots_of(read_metrics(Path(word))).items():
             for label, curve in curves.items():
                 plots.setdefault(title if len(curves) == 1 else f"{label} {title}", {})[name] = curve
-    page = Path(words[0]).parent / COMPARE_FILE
+    page = Path(words[0]).parent / "compare.html"
     content = render("compare.html.jinja", names=names, rows=rows, differing=differing, plots=drawings(plots))
     try:
         atomic_write_text(page, content)

@@ -16,10 +16,10 @@ from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.models.weights_origin import INDEX_FILE
+from train.planning.loading import doubts
 from train.planning.model_report import ModelReport
 from train.planning.trainer_plan import (
     TrainerFacts,
-    doubts,
     plan_trainer,
     settled_variables,
     warn_of_data,
@@ -226,6 +226,8 @@ def test_data_that_say_little_are_doubted() -> None:
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
     (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="multilabel", constant=("b",)))
     assert line.startswith("all images have the same b, so each answer is right.")
+    (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="regress", same_targets=True))
+    assert line == "all test images have the same targets, so their score says nothing. Test others."
 
 
 @pytest.mark.parametrize("name", ["weights", "teacher"])
