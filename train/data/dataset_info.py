@@ -140,7 +140,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         has_val=test.val_start is not None,
         is_cut=test.is_cut,
         class_counts=tuple(counts[label] for label in range(len(train.classes))) if counts else (),
-        constant=train.targets.constant_names() if train.targets else (),
+        constant=train.targets.constant_names() if train.targets and not settings.run.evaluate else (),
         same_targets=test.targets is not None and len(set(test.labels)) == 1,
         task=settings.data.task,
         shared=(0, 0) if settings.run.evaluate or test.is_cut else count_shared(train, test),

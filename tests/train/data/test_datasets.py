@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from entrypoint.core.errors import ExitCode
 from tests.conftest import PYTHON, Entrypoint, paint, refusal
@@ -128,3 +129,17 @@ def test_full_disk_of_the_image_cache_is_one_line(entrypoint: Entrypoint, tmp_pa
     (line,) = result.err.splitlines()
     assert line.startswith(f"entrypoint: error: {cache}/images-")
     assert line.endswith(": the image cache cannot be written (No space left on device); set TRAIN_CACHE_DIR")
+
+
+def test_targets_that_say_nothing_are_known(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "train.csv").write_text("file,price,year\na.png,1,5\nb.png,2,5\n")
+    (tmp_path / "test.csv").write_text("file,price,year\nc.png,3,5\n")
+    fields = {"dataset": "csv", "task": "regress", "data_dir": tmp_path}
+    facts = inspect_dataset(train_settings(**fields))
+    assert (facts.constant, facts.same_targets) == (("year",), True)
+    facts = inspect_dataset(train_settings(**fields, evaluate=str(tmp_path)))
+    assert (facts.constant, facts.same_targets) == ((), True), "the one image has one year, of course"
+    (tmp_path / "test.csv").write_text("file,price,year\nc.png,3,5\nb.png,2,5\n")
+    assert not inspect_dataset(train_settings(**fields)).same_targets
