@@ -77,8 +77,8 @@ class Result:
 
 # Commands that run as forks of a process with torch, unless a test says by which command they start.
 FORKED = frozenset({"train", "plan", "evaluate", "predict", "export", "quantize", "report"})
-# What only the start of an interpreter or of a library reads.
-READ_AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "GLIBC_", "LAUNCH_OPENMP")
+# What only the start of an interpreter or of a library reads, or the import of one (CXX: torch._inductor.config).
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "GLIBC_", "CXX", "LAUNCH_OPENMP")
 START = (PYTHON, "-m", "entrypoint")
 
 
