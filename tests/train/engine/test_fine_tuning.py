@@ -152,7 +152,7 @@ def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str
         ({"TRAIN_MIN_LR": "1"}, "above the peak learning rate of 0.01"),
         ({"TRAIN_FREEZE": ","}, "names no layer"),
         ({"TRAIN_MODEL_PATH": "nobody"}, "TRAIN_MODEL_PATH=nobody: no such folder"),
-        ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.9,0.9"}, "AdamW refuses them"),
+        ({"TRAIN_OPTIMIZER": "adamax", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.9,0.9"}, "Adamax refuses them"),
         ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "eps"}, "eps has no value"),
         ({"TRAIN_OPTIMIZER": "adagrad", "TRAIN_PARALLELISM": "fsdp"}, "its step needs whole parameters"),
     ],
