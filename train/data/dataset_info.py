@@ -141,7 +141,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         is_cut=test.is_cut,
         class_counts=tuple(counts[label] for label in range(len(train.classes))) if counts else (),
         constant=train.targets.constant_names() if train.targets and not settings.run.evaluate else (),
-        same_targets=test.targets is not None and len(set(test.labels)) == 1,
+        same_targets=bool(test.targets) and len(test) > 0 and all(label == test.labels[0] for label in test.labels),
         task=settings.data.task,
         shared=(0, 0) if settings.run.evaluate or test.is_cut else count_shared(train, test),
     )
