@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from types import FrameType
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from entrypoint.core.process import DUPLICATE_WINDOW_S, PREEMPTION, not_ignored
+from entrypoint.core.process import DUPLICATE_WINDOW_S, PREEMPTION, not_ignored, start_thread
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A closed terminal can send several of these; they do not count as a second stop request by the user.
@@ -189,7 +188,7 @@ def watch_for_notice(chosen: str) -> None:
     """Stop the run, as its deadline does, once the cloud gives notice; `chosen` is TRAIN_PREEMPTION."""
     cloud = cloud_of_machine() if chosen == "auto" else chosen
     if cloud in VENDORS.values():
-        Thread(target=poll, args=(cloud, chosen), daemon=True).start()
+        start_thread(poll, cloud, chosen)
 
 
 def cloud_of_machine() -> str:

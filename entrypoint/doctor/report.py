@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.packages import missing_module
+from entrypoint.core.process import start_thread
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
 from entrypoint.machine.backends import DEFAULT_BACKEND, find_backend_problem, find_compile_problem
 from entrypoint.machine.interpreter import PTH_FILE, find_interpreter
@@ -73,8 +73,7 @@ def within_limit(name: str, check: Callable[[], Iterable[Check]], limit_s: float
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread = start_thread(run)
     thread.join(limit_s)
     if failed:
         raise failed[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.files import exists, is_file, read_regular
+from entrypoint.core.process import start_thread
 from entrypoint.core.settings_base import ParsedSettings
 from train.checkpoint.folder import prepare, remove_tree
 from train.checkpoint.store import OWNER, RunStore
@@ -55,7 +56,7 @@ class StoredRunLock(RunLock):
         """Begin to upload what is new, or what is new when the upload ends that goes on."""
         with self.change:
             if not self.asked:
-                threading.Thread(target=self.run, daemon=True).start()
+                start_thread(self.run)
             self.asked += 1
             self.change.notify_all()
 
