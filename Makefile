@@ -22,8 +22,8 @@ plan: $(VENV)/installed ## show what `make train` would do here, and why
 test: $(VENV)/installed ## test every module on this machine, in about 10 minutes on two cores
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
-test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit
-	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not launch and not slow" $(PYTEST_ARGS)
+test-fast: $(VENV)/installed ## test what starts no process and takes no time, within a minute: before each commit
+	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not launch and not seconds and not slow" $(PYTEST_ARGS)
 
 test-nightly: ## all that .ci/run does for each commit, and every slow and generated case (hours)
 	@bash .ci/run nightly

@@ -17,6 +17,9 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
+# Several workers of pytest share the cores, and OpenMP's threads that wait for each other use them up.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import numpy as np
 import pytest
 from hypothesis import settings

@@ -86,6 +86,7 @@ def test_disturbed_or_single_runs_give_no_conclusion_on_speed(
     assert "19.85" not in as_html([result], [])
 
 
+@pytest.mark.seconds
 def test_table_row_has_figures_ratios_and_missing_reasons() -> None:
     variants = (Variant("a", {}, 183, 82.98), Variant("b", {}, 76, 80.01), Variant("c"))
     experiment = Experiment("2", "Batch size", "256 is faster than 64.", variants, faster("b", "a"), "images/s")

@@ -23,6 +23,7 @@ def build_proc(proc: Path, used: int, idle: int, stolen: int = 0) -> None:
     (proc / "stat").write_text("\n".join(lines) + "\nctxt 1\n")
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("used", "stolen", "share", "busy"), [(100, 0, 1.0, True), (3, 0, 0.03, False), (0, 50, 0.5, True)]
 )

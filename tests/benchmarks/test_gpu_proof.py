@@ -32,6 +32,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.launch
 def test_calls_keep_the_budget_and_go_on(tmp_path: Path) -> None:
     folder, out = tmp_path / "results", tmp_path / "out"
     states = run_all(JOBS, Ledger(folder, out, "card"), 90)

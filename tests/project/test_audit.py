@@ -61,6 +61,7 @@ def run_audit(folder: Path, url: str, pillow: str, allowed: str = "") -> subproc
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("pillow", "allowed", "code", "said"),
     [
@@ -81,6 +82,7 @@ def test_audit_fails_on_new_holes(tmp_path: Path, osv: str, pillow: str, allowed
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
 
 
+@pytest.mark.launch
 def test_audit_without_its_service_is_no_success(tmp_path: Path) -> None:
     done = run_audit(tmp_path, "http://127.0.0.1:1/v1/query", "13.0.0")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)

@@ -31,6 +31,7 @@ def test_every_requirement_has_a_hash(lock: Path) -> None:
     assert [name for name, text in requirements(lock).items() if "--hash=sha256:" not in text] == []
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize(
     ("stack", "python"),

@@ -20,6 +20,7 @@ VENV = ROOT / "containers/venv.sh"
 KERNELS = ROOT / "train/kernels/kernels.sh"
 
 
+@pytest.mark.launch
 def test_wheel_contains_every_package(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     names = set(zipfile.ZipFile(wheel).namelist())

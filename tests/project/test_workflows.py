@@ -121,6 +121,7 @@ def test_preempted_task_of_an_array_requeues_itself_alone(
     assert calls.splitlines()[-1] == f"scontrol requeue {requeued}"
 
 
+@pytest.mark.launch
 def test_script_sees_how_an_mpirun_ended_that_ended_at_once(tmp_path: Path) -> None:
     """Each command of the script waits first, so that mpirun has ended when the script asks for it."""
     (tmp_path / "slowly").write_text("trap 'sleep 0.05' DEBUG\n")

@@ -18,6 +18,7 @@ from train.lock_file import LOCK_NAME, RunLock
 FAR = "filelock/2\npid=7\nhost=far\nmode=lease\ntoken=0123456789abcdef0123456789abcdef\nduration=20.0\nstart=1\n"
 
 
+@pytest.mark.launch
 def test_run_lock_is_exclusive_until_released(tmp_path: Path) -> None:
     with RunLock() as one:
         one.acquire(tmp_path)
@@ -56,6 +57,7 @@ def test_holder_whose_lock_was_taken_knows(tmp_path: Path) -> None:
     assert (tmp_path / LOCK_NAME).read_text() == FAR
 
 
+@pytest.mark.launch
 @pytest.mark.slow_except("far")
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, FAR, FAR.replace("far", "\x1b[2J"), FAR.replace("7", "x")])
 def test_run_lock_stale_is_taken_with_a_notice(

@@ -72,6 +72,7 @@ def variables(server: Metadata) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("cloud", ["ec2", "gce"])
 def test_notice_is_what_the_cloud_says(metadata: Metadata, cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables(metadata).items():

@@ -62,6 +62,7 @@ open("ran", "w").write(line)
 """
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("name", STREAMS)
 def test_streams_change_no_exit_code(tmp_path: Path, name: str) -> None:
     command, code, out, err = STREAMS[name]
@@ -74,6 +75,7 @@ def test_streams_change_no_exit_code(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_any_encoding_prints_a_plan(tmp_path: Path, encoding: str) -> None:
     done = shell(tmp_path, f"{ENTRYPOINT} plan --help-all", PYTHONIOENCODING=encoding)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
 from tests.processes import killed_at_end, next_line, state, wait_until
 
@@ -34,6 +36,7 @@ def test_signal_is_returned_and_its_timer_ends_with_it() -> None:
         assert [word for word in seen if word != "waits"] == ["SIGUSR1", "None", "None", "None"]
 
 
+@pytest.mark.launch
 def test_time_that_passes_while_suspended_is_no_signal() -> None:
     with killed_at_end(waiting(0.5, 60), stdout=subprocess.PIPE, text=True) as process:
         assert next_line(process) == "waits\n"

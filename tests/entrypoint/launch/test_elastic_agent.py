@@ -101,6 +101,7 @@ def test_one_killed_rank_costs_one_restart_each_time(entrypoint: Entrypoint) -> 
         assert entrypoint.summary(f"run{number}")["epochs"] == 6
 
 
+@pytest.mark.seconds
 def test_wait_for_master_agent_late_logs_then_raises(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], port: int
 ) -> None:
@@ -131,6 +132,7 @@ LISTENING = """
 """
 
 
+@pytest.mark.seconds
 @needs_two_cores
 def test_agent_of_one_node_listens_on_loopback_alone(entrypoint: Entrypoint) -> None:
     result = entrypoint.run_script(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from entrypoint.launch.notebook import read_cells
 from tests.conftest import Entrypoint, needs_two_cores, refusal
 
-pytest.importorskip("nbformat")
-pytest.importorskip("IPython")
+pytestmark = pytest.mark.skipif(
+    find_spec("nbformat") is None or find_spec("IPython") is None, reason="needs nbformat and IPython"
+)
 
 
 def write_notebook(path: Path, *cells: str) -> Path:

@@ -184,6 +184,7 @@ def test_parent_holds_no_torch_and_is_named_for_ps(entrypoint: Entrypoint, tmp_p
     assert process.returncode == 0
 
 
+@pytest.mark.launch
 def test_variable_of_another_launcher_in_the_script_is_named(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os\nprint(os.environ['OMPI_COMM_WORLD_RANK'])")
     shown = " ".join(entrypoint("plan", "run", "x.py").out.split())

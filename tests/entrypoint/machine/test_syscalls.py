@@ -25,6 +25,7 @@ print(get_memory_nodes(), subprocess.run([sys.executable, "-c", again], capture_
 """
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("policy", ["bind", "preferred"])
 def test_set_mempolicy_is_inherited_by_exec(policy: str) -> None:
     if not NODES:

@@ -31,6 +31,7 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
+@pytest.mark.seconds
 def test_resolve_master_unknown_name_raises_after_timeout() -> None:
     refusal(
         resolve_master,

@@ -40,6 +40,7 @@ def read_all(end: socket.socket, size: int) -> bytes:
     return data
 
 
+@pytest.mark.seconds
 def test_drain_waits_until_the_other_side_has_everything(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     loop, connection = EventLoop(30, 2), Connection(one, Session(), Silent())

@@ -16,6 +16,8 @@ from entrypoint.supervise.wire import Session, receive, shake_hands
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port
 
+pytestmark = pytest.mark.seconds
+
 KEY = Access(lambda: b"the key of this job")
 
 

@@ -253,6 +253,7 @@ def test_tools_see_torchs_own_convolution(kind: str) -> None:
         assert torch.equal(tool(changed)(images), plain(images))
 
 
+@pytest.mark.seconds
 @KINDS
 @pytest.mark.usefixtures("torchvision")
 def test_resnet_is_the_same_network(kind: str) -> None:

@@ -48,6 +48,7 @@ FREE_WITH_HOLES = """
 """
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0, -5, 5), (3600, 150, 200)])
 def test_trim_returns_pages_between_used_blocks(seconds: int, least: int, most: int) -> None:
     command = [PYTHON, "-c", textwrap.dedent(FREE_WITH_HOLES), str(seconds)]

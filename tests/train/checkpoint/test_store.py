@@ -392,6 +392,7 @@ class Dying:
         return getattr(self.files, name)
 
 
+@pytest.mark.launch
 def test_kill_at_any_moment_of_an_upload_loses_nothing(tmp_path: Path) -> None:
     """At each change: a fresh machine finds a whole checkpoint, the old or the new one, and half of none."""
     newest = []

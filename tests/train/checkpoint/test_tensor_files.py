@@ -84,6 +84,7 @@ def test_library_error_becomes_os_error(text: str, number: int | None) -> None:
     assert (found.errno if found else None) == number
 
 
+@pytest.mark.seconds
 def test_any_damage_is_found(tmp_path: Path) -> None:
     path, draw = save(tmp_path, 7), random.Random(0)
     contents = {file: file.read_bytes() for file in sorted(path.iterdir())}

@@ -17,6 +17,7 @@ from train.seeding import make_generator
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 
 
+@pytest.mark.seconds
 def test_evaluate_equals_torchmetrics_and_torch() -> None:
     metrics = pytest.importorskip("torchmetrics.classification")
     x = torch.randn(103, 1, 4, 4, generator=make_generator("x"))

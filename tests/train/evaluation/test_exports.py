@@ -38,6 +38,7 @@ def exported(model: torch.nn.Module, normalize: Normalize = HALF, **settings: An
     return Exported.of(model, normalize, shape, DataSettings(**settings), CLASSES)
 
 
+@pytest.mark.seconds
 @pytest.mark.slow_except("onnx-cnn", "torch-export-cnn")
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -78,6 +79,7 @@ def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     assert any(isinstance(module, SmallConv2d) for module in model.modules())
 
 
+@pytest.mark.seconds
 def test_regression_exports_numbers_in_the_unit_of_the_targets(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     scaled = replace(GRAY, outputs=OutputScale(mean=(5.0,) * 10, deviation=(2.0,) * 10))
@@ -172,6 +174,7 @@ def test_failure_of_an_exporter_leaves_no_partial_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.seconds
 def test_formats_after_one_that_fails_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> Runner:
         raise ValueError("no kernel for this")
@@ -189,6 +192,7 @@ def test_formats_after_one_that_fails_are_written(tmp_path: Path, monkeypatch: p
     assert {path.name for path in tmp_path.iterdir()} == {"model.pt2", "model.json"}
 
 
+@pytest.mark.seconds
 def test_file_with_other_logits_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = CNN((1, 8, 8), 10)

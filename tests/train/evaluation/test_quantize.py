@@ -20,6 +20,8 @@ from train.transforms.normalize import Normalize
 pytest.importorskip("onnxruntime")
 from train.evaluation.quantize import Quantizer, find_layers
 
+pytestmark = pytest.mark.seconds
+
 GRAY = Normalize.from_stats(torch.tensor([120.0]), torch.tensor([60.0]), torch.device("cpu"))
 PIXELS = torch.randint(0, 256, (64, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
 

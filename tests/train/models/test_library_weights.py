@@ -133,6 +133,7 @@ def older(name: str) -> str:
     return next((new for pattern, text in OLD_TORCHVISION if (new := pattern.sub(text, name)) != name), name)
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("no_initialization")
 @pytest.mark.slow_except("first")
 @pytest.mark.parametrize(
@@ -300,6 +301,7 @@ def publish(folder: Path, name: str, state: State, monkeypatch: pytest.MonkeyPat
     save_file(state, cache / f"snapshots/{'0' * 40}/model.safetensors")
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("no_initialization")
 @pytest.mark.slow_except("first")
 @pytest.mark.parametrize(
@@ -364,6 +366,7 @@ def test_embeddings_of_another_size_are_those_of_torchvision() -> None:
     torch.testing.assert_close(model.eval()(images), theirs.eval()(images))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("of", ["mixer_s32_224", "mixer_s16_224"])
 def test_weights_for_another_size_are_refused(of: str, tmp_path: Path) -> None:
     """The MLPs of a mixer are over all places of an image."""

@@ -46,6 +46,7 @@ def test_pruned_cnn_has_the_books_parameters() -> None:
     assert len(kept) == 16, "whole filters, unchanged"
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("torchvision")
 def test_pruned_resnet_runs_and_learns() -> None:
     pytest.importorskip("torch_pruning")

@@ -56,6 +56,7 @@ def test_cnn_accepts_any_size_and_channels(shape: tuple[int, int, int]) -> None:
     assert CNN(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
+@pytest.mark.seconds
 @pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize(
     ("name", "shape"),

@@ -147,6 +147,7 @@ def test_index_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     refusal(read_state_dict, index, match="cannot be read as weights")
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(("key", "legacy"), [("", False), ("ema", True)])
 def test_whole_model_is_one_line_with_a_command_that_converts_it(tmp_path: Path, key: str, legacy: bool) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))

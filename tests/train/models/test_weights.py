@@ -42,6 +42,7 @@ def written(path: Path, state: dict[str, Tensor], classes: tuple[str, ...] = ())
     return str(path)
 
 
+@pytest.mark.seconds
 def test_all_weights_are_loaded(tmp_path: Path) -> None:
     source, model = resnet(), resnet()
     for parameter in source.parameters():
@@ -53,6 +54,7 @@ def test_all_weights_are_loaded(tmp_path: Path) -> None:
     assert fitted.describe() == "122 tensors loaded; nothing is new"
 
 
+@pytest.mark.seconds
 def test_head_of_another_size_is_new(tmp_path: Path) -> None:
     file = written(tmp_path / "a.safetensors", resnet(1000).state_dict())
     fitted = load_weights(train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE)
@@ -86,6 +88,7 @@ def test_packaged_weights_are_those_of_timms_network(channels: int) -> None:
     assert float(first.abs().sum()) > 0
 
 
+@pytest.mark.seconds
 def test_new_head_is_asked_for(tmp_path: Path) -> None:
     file = written(tmp_path / "a.safetensors", resnet().state_dict(), tuple("vwxyz"))
     settings = {"model": "resnet18", "weights": file}
@@ -101,6 +104,7 @@ def test_new_head_is_asked_for(tmp_path: Path) -> None:
     assert fitted.new == ("fc.weight", "fc.bias")
 
 
+@pytest.mark.seconds
 @pytest.mark.slow_except("resnet34")
 @pytest.mark.parametrize(
     ("other", "said"),
@@ -115,6 +119,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, other: str, said: 
     refusal(load_weights, train_settings(model="resnet18", weights=file).network, resnet(), SHAPE, FIVE, match=said)
 
 
+@pytest.mark.seconds
 def test_lenient_weights_load_what_fits(tmp_path: Path) -> None:
     other = build_model(train_settings(model="resnet34").network, SHAPE, 5)
     file = written(tmp_path / "a.safetensors", other.state_dict())
@@ -123,6 +128,7 @@ def test_lenient_weights_load_what_fits(tmp_path: Path) -> None:
     assert "122 tensors loaded; nothing is new; left over: layer1.2.bn1.bias" in fitted.describe()
 
 
+@pytest.mark.seconds
 def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
     gray = build_model(train_settings(model="resnet18").network, (1, 32, 32), 5)
     for name, state in (("gray", gray.state_dict()), ("color", resnet().state_dict())):
@@ -132,6 +138,7 @@ def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
         assert len(fitted.tensors) == 122
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -202,6 +209,7 @@ def test_normalization_of_published_weights() -> None:
     assert published_normalization("timm:vit_tiny_patch16_224") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+@pytest.mark.seconds
 def test_tensors_beside_the_prefix_are_not_the_models(tmp_path: Path) -> None:
     state = {f"model.{name}": one for name, one in resnet().state_dict().items()}
     file = written(tmp_path / "a.safetensors", {**state, "criterion.weight": torch.ones(3), "step": torch.ones(1)})
@@ -209,6 +217,7 @@ def test_tensors_beside_the_prefix_are_not_the_models(tmp_path: Path) -> None:
     assert len(load_weights(settings, resnet(), SHAPE, FIVE).tensors) == 122
 
 
+@pytest.mark.seconds
 def test_file_with_two_models_that_fit_is_refused(tmp_path: Path) -> None:
     state = resnet().state_dict()
     both = {f"{prefix}{name}": one.clone() for prefix in ("student.", "ema.module.") for name, one in state.items()}
@@ -217,6 +226,7 @@ def test_file_with_two_models_that_fit_is_refused(tmp_path: Path) -> None:
     refusal(load_weights, settings, resnet(), SHAPE, FIVE, match=said)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("prefix", ["model.", "net.", "student.", "module.model.", "backbone."])
 def test_prefix_of_a_trainer_is_left_out(tmp_path: Path, prefix: str) -> None:
     file = written(tmp_path / "a.safetensors", {f"{prefix}{name}": one for name, one in resnet().state_dict().items()})

@@ -148,6 +148,7 @@ def test_model_of_one_size_is_refused_by_the_plan(
         assert f"error: {name}={value}: cnn does not take images of" in line
 
 
+@pytest.mark.launch
 def test_plan_names_the_sizes(entrypoint: Entrypoint, larger_images: Path) -> None:
     made = entrypoint.plan("train", env=sized(larger_images, **SCHEDULE))
     decisions = {one["key"]: one for one in made["decisions"]}

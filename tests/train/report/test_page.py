@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from entrypoint.core.errors import UserError
-from tests.conftest import PYTHON, Entrypoint, refusal
+from tests.conftest import FUZZ_EXAMPLES, PYTHON, Entrypoint, refusal
 from tests.train.given import imagefolder
 from train.report.metrics import read_metrics
 from train.report.page import advise, page_of, plots_of, write_report
@@ -43,8 +44,13 @@ def run(tmp_path: Path) -> Path:
     """Return the folder of a run with everything that a page shows, and hostile names in it."""
     folder = tmp_path / "a run & more"
     folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps(SUMMARY))
-    (folder / "evaluation.json").write_text(json.dumps(EVALUATION))
+    write_run(folder, SUMMARY, EVALUATION)
+    return folder
+
+
+def write_run(folder: Path, summary: dict[str, Any], evaluation: dict[str, Any]) -> None:
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
     decision = {"key": "precision", "value": "fp32", "reason": f"the default {EVIL}"}
     plan = {
         "decisions": [decision],
@@ -62,7 +68,6 @@ def run(tmp_path: Path) -> Path:
         for e in (1, 2, 3, 4)
     ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return folder
 
 
 def test_page_has_everything_and_escapes_names(run: Path) -> None:
@@ -161,33 +166,31 @@ def test_runs_of_any_name_are_compared(tmp_path: Path, run: Path) -> None:
     assert {r"a$\q$", "_base", "&lt;b&gt;&amp;"} <= set(drawn)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_file_that_somebody_changed_is_one_line(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = SUMMARY | {"stragglers": STRAGGLERS, "data_share": 0.5, "cpu_wait_share": 0.5, "images_skipped": 3}
-    (run / "summary.json").write_text(json.dumps(summary))
-    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
-    number = -1 if name == "metrics.jsonl" else 0
-    if number == 0:  # drawing takes most of the time, and floats of any size are drawn
+@pytest.mark.generated
+@settings(max_examples=FUZZ_EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_file_that_somebody_changed_is_one_line(
+    run: Path, data: st.DataObject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = data.draw(st.sampled_from(FILES))
+    slow = {"stragglers": STRAGGLERS, "data_share": 0.5, "cpu_wait_share": 0.5, "images_skipped": 3}
+    write_run(run, SUMMARY | slow, EVALUATION if name == "evaluation.json" else {})
+    *lines, last = (run / name).read_text().splitlines()
+    path = data.draw(st.sampled_from([*places_in(json.loads(last))]))
+    changed = with_strange(json.loads(last), path, data.draw(st.sampled_from(STRANGE)))
+    (run / name).write_text("\n".join([*lines, json.dumps(changed)]))
+    try:
+        if lines:  # drawing takes most of the time, and floats of any size are drawn
+            kept = read_metrics(run)
+            assert isinstance((plots_of(kept), advise(SUMMARY, kept)), tuple)
+            return
         (run / "metrics.jsonl").unlink()
-        (run / "evaluation.json").write_text(json.dumps({**EVALUATION, "features": {}}))
-    for path in places_in(lines[number]):
-        for strange in STRANGE:
-            changed = [*lines]
-            changed[number] = with_strange(lines[number], path, strange)
-            if path[:1] != ("features",) and isinstance(changed[number], dict):
-                changed[number].pop("features", None)
-            (run / name).write_text("\n".join(map(json.dumps, changed)))
-            try:
-                if number:
-                    kept = read_metrics(run)
-                    assert isinstance((plots_of(kept), advise(SUMMARY, kept)), tuple)
-                    continue
-                write_report(run)
-                if name in ("summary.json", "settings.json"):
-                    compare_command([str(run), str(run)])
-            except UserError as error:
-                assert "\n" not in str(error), (path, strange)
-                assert name in str(error), (path, strange)
+        write_report(run)
+        if name in ("summary.json", "settings.json"):
+            compare_command([str(run), str(run)])
+    except UserError as error:
+        assert "\n" not in str(error)
+        assert name in str(error)
     capsys.readouterr()
 
 
@@ -211,6 +214,7 @@ def browse(page: Path, width: int, *more: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.launch
 @pytest.mark.browser
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 500])
@@ -276,6 +280,7 @@ assert "<svg" in "".join(drawings(plots_of(lines)))
 """
 
 
+@pytest.mark.launch
 def test_drawing_prints_nothing(tmp_path: Path) -> None:
     """Matplotlib lists the fonts in a new home folder, and says so when that takes five seconds: here at once."""
     env = {**os.environ, "HOME": str(tmp_path), "MPLCONFIGDIR": str(tmp_path / "matplotlib")}

@@ -75,6 +75,7 @@ def test_no_stragglers_without_steps_of_other_ranks(ranks: list[tuple[str, StepM
     assert stragglers_text(None) == ""
 
 
+@pytest.mark.seconds
 def test_step_meter_tells_computing_from_waiting() -> None:
     meter = StepMeter()
     clocks = meter.start()

@@ -82,6 +82,7 @@ def load_alone(arguments: tuple[Path, Path, Path]) -> float:
     return float(load(image_folder, folder, count=count).train_images.mean())
 
 
+@pytest.mark.seconds
 def test_cache_concurrent_loads_build_once(tmp_path: Path) -> None:
     image_folder, count = tmp_path / "images", tmp_path / "count"
     paint(image_folder / "train", each=60)

@@ -181,6 +181,7 @@ def test_kernel_leaves_color_images_in_a_gray_set_to_pillow(kernel: JpegKernel) 
     assert not kernel.decode(PLAIN, target, WHOLE)
 
 
+@pytest.mark.seconds
 def test_kernel_agrees_with_pillow_on_damaged_files(kernel: JpegKernel) -> None:
     """A kernel that gave pixels where Pillow gives others, or none, would train on what the library path does not."""
     results = [compare(kernel, data, (40, 30), WHOLE) for data in random_files(0, 400)]

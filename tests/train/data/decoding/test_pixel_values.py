@@ -259,6 +259,7 @@ def test_set_is_gray_only_if_every_image_looked_at_is(
     assert inspect_dataset(train_settings(dataset="imagefolder", data_dir=folder)).shape == (channels, 8, 8)
 
 
+@pytest.mark.seconds
 def test_colored_class_of_a_large_gray_set_is_found(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "set", lambda _, path: GRAY.save(path), 600)
     for path in (folder / "train/b").iterdir():

@@ -148,6 +148,7 @@ def test_one_file_that_waited_makes_no_slow_disk(image_folder: Path, monkeypatch
         assert made.times.read_s < 0.05
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("grows", "threads"), [(True, 8), (False, 2)])
 def test_slow_files_get_more_threads_unless_a_number_is_set(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch, grows: bool, threads: int

@@ -157,6 +157,7 @@ def load_alone(arguments: tuple[list[Path], Path]) -> int:
     return len(load(*arguments))
 
 
+@pytest.mark.launch
 def test_processes_that_start_at_once_agree(shards: list[Path], tmp_path: Path) -> None:
     with ProcessPoolExecutor(4) as pool:
         assert set(pool.map(load_alone, [(shards, tmp_path / "cache")] * 8)) == {5}

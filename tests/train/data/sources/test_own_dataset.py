@@ -148,6 +148,7 @@ def test_targets_of_other_tasks(own: Path) -> None:
     assert list(train.targets.values) == [10.5 * row for row in range(6)]
 
 
+@pytest.mark.launch
 def test_plan_asks_a_child_process(own: Path) -> None:
     found = inspect_dataset(settings_of(own, "arrays"))
     assert (found.images, found.train_images, found.shape, found.class_counts) == (36, 24, (3, 16, 16), (8, 8, 8))
@@ -173,6 +174,7 @@ def test_what_an_item_raises_is_one_line_with_its_index(own: Path) -> None:
     assert read_file(train.files[2])
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -109,6 +109,7 @@ def test_copies_are_what_the_folder_holds(packed: Path, csv_folder: Path, url: s
     assert facts == local
 
 
+@pytest.mark.seconds
 def test_web_server_that_lists_folders_is_read(packed: Path, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp", reason="needs aiohttp, which s3fs brings")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(packed.parent)))
