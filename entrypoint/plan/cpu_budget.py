@@ -70,18 +70,16 @@ def group_by_core(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
 def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], excluded: int) -> str:
     """Return what the budget is and what limits it."""
     count, cpus = len(cores), sum(len(core.cpus) for core in cores)
-    parts = [count_text(count, "physical core")]
-    if len(machine.cpus) < machine.online_cpus:
-        parts[0] += f" in the affinity mask ({format_cpu_list(tuple(cpu.id for cpu in machine.cpus))})"
-    if cpus > count:
-        parts.append(f"{cpus} CPUs with hyper-threads")
-    if excluded:
-        parts.append(f"without {count_text(excluded, 'efficiency core')} (LAUNCH_CORE_TYPE=physical)")
-    if machine.quota_cpus is not None and machine.quota_cpus < cpus:
-        parts.append(f"cgroup limit {machine.quota_cpus:g} CPUs")
-    if job.granted_cpus is not None and job.granted_cpus < len(machine.cpus):
-        parts.append(f"{job.scheduler} grants {job.granted_cpus} CPUs")
-    return ", ".join(parts)
+    quota, granted = machine.quota_cpus, job.granted_cpus
+    mask = f" in the affinity mask ({format_cpu_list(tuple(cpu.id for cpu in machine.cpus))})"
+    parts = {
+        count_text(count, "physical core") + mask * (len(machine.cpus) < machine.online_cpus): True,
+        f"{cpus} CPUs with hyper-threads": cpus > count,
+        f"without {count_text(excluded, 'efficiency core')} (LAUNCH_CORE_TYPE=physical)": excluded,
+        f"cgroup limit {quota or 0:g} CPUs": quota is not None and quota < cpus,
+        f"{job.scheduler} grants {granted} CPUs": granted is not None and granted < len(machine.cpus),
+    }
+    return ", ".join(text for text, holds in parts.items() if holds)
 
 
 Shares = tuple[tuple[Core, ...], ...]

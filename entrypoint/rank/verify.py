@@ -115,17 +115,21 @@ def symbol_provider(function: str) -> str:
 def compare_with_plan(plan: Plan, observed: ObservedRank) -> tuple[str, ...]:
     """Return one line for each difference, with the observed and the planned value."""
     planned = plan.ranks[observed.local_rank]
-    lines: list[str] = []
-    if plan.binding.cpu_binding != "none" and observed.cpus != planned.cpus:
-        lines.append(f"runs on CPUs {format_cpu_list(observed.cpus)}, planned were {format_cpu_list(planned.cpus)}")
-    if observed.threads is not None and observed.threads != planned.threads:
-        lines.append(f"torch has {observed.threads} threads, planned were {planned.threads}")
-    if planned.memory_nodes and observed.memory_nodes != planned.memory_nodes:
-        nodes = format_cpu_list(observed.memory_nodes)
-        bound = f"bound to node {nodes}" if nodes else "not bound"
-        lines.append(f"memory is {bound}, planned was node {format_cpu_list(planned.memory_nodes)}")
-    if observed.gpu is not None and observed.gpu != planned.gpu:
-        lines.append(f"computes on GPU {observed.gpu}, planned was {planned.gpu}")
+    nodes = format_cpu_list(observed.memory_nodes)
+    bound = f"bound to node {nodes}" if nodes else "not bound"
+    differences = {
+        f"runs on CPUs {format_cpu_list(observed.cpus)}, planned were {format_cpu_list(planned.cpus)}": (
+            plan.binding.cpu_binding != "none" and observed.cpus != planned.cpus
+        ),
+        f"torch has {observed.threads} threads, planned were {planned.threads}": (
+            observed.threads not in (None, planned.threads)
+        ),
+        f"memory is {bound}, planned was node {format_cpu_list(planned.memory_nodes)}": (
+            planned.memory_nodes and observed.memory_nodes != planned.memory_nodes
+        ),
+        f"computes on GPU {observed.gpu}, planned was {planned.gpu}": observed.gpu not in (None, planned.gpu),
+    }
+    lines = [text for text, differs in differences.items() if differs]
     absent = [path for path in plan.environment.preload if path not in observed.preloaded]
     lines += [f"{path} was to be preloaded and is not loaded" for path in absent]
     for word, what, file in (("iomp5", "OpenMP runtime", observed.openmp), ("malloc", "allocator", observed.allocator)):

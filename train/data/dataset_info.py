@@ -268,22 +268,18 @@ class Headers:
 
     def describe(self, shape: tuple[int, int, int]) -> str:
         """Return what these images become in a set of that shape."""
-        color = "gray" if self.is_gray else "color"
-        parts = [f"{color}, cropped to the shape and resized" if self.are_resized(shape) else color]
-        if self.are_resized(shape):
-            height, width = self.median_size
-            parts.append(f"half of {len(self.sizes)} that were looked at are {width}x{height} or larger")
-        if any(mode.startswith("I;16") for mode in self.modes):
-            parts.append("12 and 16 bits scaled to 8")
-        if self.modes & {"I", "F"}:
-            parts.append(
-                "32 bits scaled to 8, per file, from 0 to 1 (floats), 255 or 65535, whichever holds its values"
-            )
-        if self.has_transparency:
-            parts.append("transparent parts white")
-        if self.is_turned:
-            parts.append("turned as EXIF says")
-        return "; ".join(parts)
+        color, resized = "gray" if self.is_gray else "color", self.are_resized(shape)
+        height, width = self.median_size if resized else (0, 0)
+        parts = {
+            f"{color}, cropped to the shape and resized" if resized else color: True,
+            f"half of {len(self.sizes)} that were looked at are {width}x{height} or larger": resized,
+            "12 and 16 bits scaled to 8": any(mode.startswith("I;16") for mode in self.modes),
+            "32 bits scaled to 8, per file, from 0 to 1 (floats), 255 or 65535, whichever holds its values": self.modes
+            & {"I", "F"},
+            "transparent parts white": self.has_transparency,
+            "turned as EXIF says": self.is_turned,
+        }
+        return "; ".join(text for text, holds in parts.items() if holds)
 
 
 def read_headers(listing: ImageList, policy: str) -> Headers:

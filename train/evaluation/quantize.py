@@ -18,7 +18,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 
-from entrypoint.core.console import writing_stdout
+from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import UserError, count_text, one_line
 from train.evaluation.exports import Exported, Runner, run_onnx
 from train.models.pruning import silence_library
@@ -171,15 +171,16 @@ def quantize(
         "one image": [f"{1000 * value:.2f} ms" for value in seconds[1]],
         "file": [f"{value / 1e6:.1f} MB" for value in sizes],
     }
-    with suppress(BrokenPipeError), writing_stdout():
-        print(f"{'int8':9} {'fp32':>10} {'int8':>10}")
-        for name, (left, right) in rows.items():
-            print(f"{name:9} {left:>10} {right:>10}")
-        if quantizer.weights_alone:
-            print("int8 has  the weights alone, as the network is a transformer")
-        if left_out:
-            print(f"fp32      {count_text(len(left_out), 'layer')}: {one_line(', '.join(left_out))}")
-        print(f"written   {one_line(path)}")
+    alone, whole = "int8 has  the weights alone, as the network is a transformer", one_line(", ".join(left_out))
+    lines = (
+        f"{'int8':9} {'fp32':>10} {'int8':>10}",
+        *(f"{name:9} {left:>10} {right:>10}" for name, (left, right) in rows.items()),
+        *((alone,) if quantizer.weights_alone else ()),
+        *((f"fp32      {count_text(len(left_out), 'layer')}: {whole}",) if left_out else ()),
+        f"written   {one_line(path)}",
+    )
+    with suppress(BrokenPipeError):
+        write_stdout("\n".join(lines))
 
 
 def side_by_side(runs: tuple[Runner, Runner], pixels: Tensor) -> list[float]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from entrypoint.core.console import writing_stdout
-from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.console import write_stdout
+from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.files import atomic_path, atomic_write_text
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
@@ -150,18 +150,17 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
     worst = sorted((share, name) for name, share in pairs if share is not None)[:LISTED_CLASSES]
     width = max((len(one_line(known)) for _, known in worst), default=0)
     name = trained.settings.data.score
-    with suppress(BrokenPipeError), writing_stdout():
-        print(f"{name:9} {score.accuracy:.2f} %{top5} of {score.images:,} images")
-        for key, value in score.others.items():
-            print(f"{key:9} {value:.4g}")
-        print(f"loss      {score.loss:.4f}")
-        print(f"weights   {one_line(trained.weights)}")
-        if skipped:
-            print(f"left out  {skipped:,} unreadable image{'s' * (skipped != 1)}")
-        if worst:
-            print(f"classes   lowest {name} first")
-        for share, known in worst:
-            print(f"  {one_line(known):{width}}  {share:6.2f} %")
+    lines = (
+        f"{name:9} {score.accuracy:.2f} %{top5} of {score.images:,} images",
+        *(f"{key:9} {value:.4g}" for key, value in score.others.items()),
+        f"loss      {score.loss:.4f}",
+        f"weights   {one_line(trained.weights)}",
+        *((f"left out  {count_text(skipped, 'unreadable image')}",) if skipped else ()),
+        *((f"classes   lowest {name} first",) if worst else ()),
+        *(f"  {one_line(known):{width}}  {share:6.2f} %" for share, known in worst),
+    )
+    with suppress(BrokenPipeError):
+        write_stdout("\n".join(lines))
 
 
 def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:

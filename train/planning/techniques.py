@@ -199,19 +199,17 @@ def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) ->
 
 def decide_optimizer(given: ParsedSettings[TrainSettings], report: ModelReport) -> Decision:
     """Return the optimizer, with its learning rate and schedule."""
-    settings = given.values
-    detail = f"learning rate {peak_lr(settings.optim, report.default_lr):g}, schedule {settings.optim.schedule}"
-    if settings.optim.min_lr and settings.optim.schedule != "constant":
-        detail += f" down to {settings.optim.min_lr:g}"
-    if settings.optim.head_lr:
-        detail += f", head {settings.optim.head_lr:g}"
-    if settings.optim.lr_layer_decay < 1:
-        detail += f", a factor of {settings.optim.lr_layer_decay:g} for each block before"
-    if not settings.optim.decay_norms:
-        detail += "; no weight decay for biases and normalization layers"
-    if settings.optim.optimizer_args:
-        detail += f"; {settings.optim.optimizer_args}"
-    return make_decision("optimizer", settings.optim.optimizer, "", detail, given.sources.get("optimizer", ""))
+    optim = given.values.optim
+    parts = {
+        f"learning rate {peak_lr(optim, report.default_lr):g}, schedule {optim.schedule}": True,
+        f" down to {optim.min_lr:g}": optim.min_lr and optim.schedule != "constant",
+        f", head {optim.head_lr or 0:g}": optim.head_lr,
+        f", a factor of {optim.lr_layer_decay:g} for each block before": optim.lr_layer_decay < 1,
+        "; no weight decay for biases and normalization layers": not optim.decay_norms,
+        f"; {optim.optimizer_args}": optim.optimizer_args,
+    }
+    detail = "".join(text for text, holds in parts.items() if holds)
+    return make_decision("optimizer", optim.optimizer, "", detail, given.sources.get("optimizer", ""))
 
 
 def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
@@ -249,13 +247,12 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
     use = "choose or test" if dataset.has_val else "test"
     kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.data.task]
-    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others} to {use}"]
-    if len(dataset.class_counts) > 1:
-        reasons.append(f"{min(dataset.class_counts):,} to {max(dataset.class_counts):,} a class")
-    if "dataset" not in given.sources:
-        reasons.append(f"by what is in {printable(given.values.data.data_dir)}")
-    if dataset.is_cut:
-        val = "" if given.values.data.val_split else ", a tenth chooses the best checkpoint"
-        reasons.append(f"no test/ there: a tenth of each class is tested{val}")
-    setting = given.sources.get("dataset", "")
-    return (make_decision("dataset", given.values.data.dataset, "", "; ".join(reasons), setting),)
+    counts, val = dataset.class_counts, "" if given.values.data.val_split else ", a tenth chooses the best checkpoint"
+    parts = {
+        f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others} to {use}": True,
+        f"{min(counts, default=0):,} to {max(counts, default=0):,} a class": len(counts) > 1,
+        f"by what is in {printable(given.values.data.data_dir)}": "dataset" not in given.sources,
+        f"no test/ there: a tenth of each class is tested{val}": dataset.is_cut,
+    }
+    reasons = "; ".join(text for text, holds in parts.items() if holds)
+    return (make_decision("dataset", given.values.data.dataset, "", reasons, given.sources.get("dataset", "")),)
