@@ -97,6 +97,11 @@ def ipv6_addresses(interface: str) -> list[str]:
     return [str(address) for address in addresses if not address.is_link_local]
 
 
+def is_loopback_name(name: str) -> bool:
+    """Return whether a host name or address always means this machine."""
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
 def is_this_host(name: str) -> bool:
     """Return whether a host name is this node's, with or without its domain."""
     return name.partition(".")[0] == socket.gethostname().partition(".")[0]

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError
+from entrypoint.core.network import is_loopback_name
 from entrypoint.job.launchers import LAUNCHERS, Family, Launcher, LauncherBinding
 from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
 from entrypoint.job.unclaimed import unclaimed_rank_variables, without_batch_exports
@@ -198,8 +199,3 @@ def assumed_local_size(row: Launcher, environ: Mapping[str, str], world_size: in
 def name_of(row: Launcher, environ: Mapping[str, str]) -> str:
     """Return a launcher's name for a message; DeepSpeed and platforms set torchrun's variables too."""
     return "the launcher" if row.name == "torchrun" and not environ.get("TORCHELASTIC_RUN_ID") else row.name
-
-
-def is_loopback_name(name: str) -> bool:
-    """Return whether a host name or address always means this machine."""
-    return name in ("localhost", "::1") or name.startswith("127.")

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.network import is_loopback_name
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.cloud_nodes import from_engines, from_sagemaker, from_vertex
-from entrypoint.job.detect import Job, is_loopback_name
+from entrypoint.job.detect import Job
 from entrypoint.job.node_group import NodeGroup, claim_node, parse_port
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import check_unclaimed_ranks

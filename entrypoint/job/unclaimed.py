@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.files import read_regular
+from entrypoint.core.network import is_loopback_name
 
 # A number above 1 means several ranks, or several nodes.
 TORCH_SIZE_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "PET_NNODES")
@@ -70,8 +71,6 @@ NODE_PLACES = (
 # The same for engines that name them otherwise, and the rank alone.
 NODE_SIZES = ("AWS_BATCH_JOB_NUM_NODES", "_CONDOR_NPROCS", "PJM_NODE")
 NODE_RANKS = ("AWS_BATCH_JOB_NODE_INDEX", "_CONDOR_PROCNO")
-# How an address or name begins that each node has.
-THIS_NODE = ("127.", "localhost", "::1")
 # The number of pods of each task of a Volcano job (its svc plugin).
 VOLCANO_SIZE = re.compile("VC_.+_NUM")
 # Lists of hosts, and files with one on each line; in such a job the first host starts the others.
@@ -116,7 +115,7 @@ def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
         if (prefix or "NODE" in name) and any(map(environ.get, places)):
             yield f"{name}={text}"
     counts, master = [text for name, text in environ.items() if NODE_COUNT.fullmatch(name)], environ.get("MASTER_ADDR")
-    if master and environ.get("NODE_RANK") and not master.startswith(THIS_NODE) and "1" not in counts:  # Lightning's
+    if master and environ.get("NODE_RANK") and not is_loopback_name(master) and "1" not in counts:  # Lightning's
         yield f"NODE_RANK={printable(environ['NODE_RANK'])} and MASTER_ADDR={printable(master)}"
     for name in HOST_LISTS:
         hosts = set(re.split("[,;]", environ.get(name, "")))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.job.detect import is_loopback_name
+from entrypoint.core.network import is_loopback_name
 from entrypoint.job.launchers import Family
 from entrypoint.machine.backends import transport_variables
 from entrypoint.machine.cpu_topology import format_cpu_list

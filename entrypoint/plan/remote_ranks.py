@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.job.detect import is_loopback_name
+from entrypoint.core.network import is_loopback_name
 from entrypoint.job.slurm import expand_per_node_count, number
 from entrypoint.plan.inputs import PlanInputs
 

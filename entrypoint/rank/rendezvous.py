@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import (
@@ -17,6 +18,7 @@ from entrypoint.core.network import (
     retry_until,
 )
 from entrypoint.job.detect import Job
+from entrypoint.machine.procfs import read_lines
 
 
 def resolve_master(name: str, timeout_s: float) -> str:
@@ -67,7 +69,7 @@ def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str
 
 
 def find_own_interface(nodes: tuple[str, ...]) -> str:
-    """Return the interface of the route to the job's other nodes, else the node's only interface.
+    """Return the interface of the route to the job's other nodes, else the node's only interface that is up.
 
     Raises `UserError` if there are several candidates.
     """
@@ -80,6 +82,7 @@ def find_own_interface(nodes: tuple[str, ...]) -> str:
         name
         for _, name in socket.if_nameindex()
         if any(not ipaddress.ip_address(address).is_loopback for address in interface_addresses(name))
+        and "down" not in "".join(read_lines(Path("/sys/class/net", name, "operstate")))  # docker0 without a container
     ]
     if len(names) == 1:
         return names[0]

@@ -57,7 +57,12 @@ def test_first_rank_names_those_that_never_come(entrypoint: Entrypoint) -> None:
 @pytest.mark.versions
 def test_nodes_of_an_elastic_job_that_never_come_are_one_line(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "sum.py", SUM)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LAUNCH_NNODES": "2:3"}
+    environ = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "LAUNCH_NNODES": "2:3",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     line = entrypoint.error_line("run", "sum.py", env=environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"}, code=4)
     assert "the ranks could not be brought together: not enough nodes came within 3 s" in line
 

@@ -42,6 +42,12 @@ def test_resolve_master_unknown_name_raises_after_timeout() -> None:
     )
 
 
+def is_up(interface: str) -> bool:
+    return (
+        bool(interface_address(interface)) and "down" not in Path("/sys/class/net", interface, "operstate").read_text()
+    )
+
+
 THERE = Job("srun", 1, 2, 0, 1)
 HERE = Job("srun", 0, 2, 0, 1)
 
@@ -60,7 +66,7 @@ def test_rendezvous_variables_loopback_on_other_node_raises(name: str) -> None:
 
 def test_rendezvous_variables_loopback_on_master_is_allowed() -> None:
     own = interface_for_route(own_address())
-    others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and interface_address(name))
+    others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and is_up(name))
     if others:
         refusal(
             rendezvous_variables,
@@ -96,11 +102,15 @@ def test_rendezvous_variables_keep_user_interface() -> None:
 
 
 SETUP = """
+mount -t sysfs sysfs /sys
 ip link set lo up
 ip link add net0 type veth peer name net1
 ip link set net0 up
 ip link set net1 up
 ip -6 address add fd00::1/64 dev net0 nodad
+ip link add idle0 type veth peer name idle1
+ip address add 198.51.100.1/24 dev idle0
+ip link set idle0 up
 exec "$@"
 """
 FIND = """
@@ -119,7 +129,7 @@ def in_ipv6_host(*command: str) -> tuple[str, ...]:
     """Return a command in a network namespace whose only network interface has an IPv6 address."""
     if not shutil.which("ip"):
         pytest.skip("needs iproute2's ip")
-    wrapped = ("unshare", "--net", "sh", "-ec", SETUP, "sh", *command)
+    wrapped = ("unshare", "--net", "--mount", "sh", "-ec", SETUP, "sh", *command)
     tried = subprocess.run(in_shell("true"), capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"needs a network namespace with IPv6 (root): {tried.stderr.strip()}")
@@ -127,7 +137,7 @@ def in_ipv6_host(*command: str) -> tuple[str, ...]:
 
 
 def in_shell(command: str) -> tuple[str, ...]:
-    return ("unshare", "--net", "sh", "-ec", SETUP, "sh", command)
+    return ("unshare", "--net", "--mount", "sh", "-ec", SETUP, "sh", command)
 
 
 @pytest.mark.launch
