@@ -15,7 +15,10 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
     format: Annotated[
         Literal["table", "csv", "json"], about("What is printed: a table, CSV, or a JSON list.", basic=True)
     ] = "table"
-    top: Annotated[Positive, about("Most likely classes of each image.", basic=True)] = 1
+    top: Annotated[
+        Positive,
+        about("Most likely classes of each image; of several labels at least all that it has.", basic=True),
+    ] = 1
     batch_size: Annotated[Positive, about("Images in a forward pass.", basic=True)] = 64
     test_time_augment: Annotated[
         Literal["auto", "off", "flip", "flip-shift"],

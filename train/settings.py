@@ -10,6 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.setting_types import as_url
 from entrypoint.core.settings_base import ParsedSettings, Settings, read_settings, rules_of
 from entrypoint.core.user_dirs import user_cache_dir
 from train.setting_groups.compute import ComputeSettings
@@ -42,6 +43,11 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
     optim: OptimizationSettings = field(default_factory=OptimizationSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     run: RunSettings = field(default_factory=RunSettings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of all settings as JSON types; the whole path of the data holds in any working folder."""
+        values, folder = super().to_json(), self.data.data_dir
+        return values if folder is None or as_url(folder) else {**values, "data_dir": str(folder.absolute())}
 
     def speed_relevant(self) -> dict[str, Any]:
         """Return the settings that change the time of a step, as JSON types."""

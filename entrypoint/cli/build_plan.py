@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import is_first_rank_here
-from entrypoint.core.errors import UserError, printable
-from entrypoint.core.files import working_folder
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
@@ -63,8 +62,6 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.planning.trainer_plan import TrainerFacts, plan_trainer
     from train.settings import read_train_settings
 
-    if working_folder() is None:
-        raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
     asked = read_train_settings(inputs.environ, command.flags)
     asked, trained, adopted = with_trained_settings(asked) if asked.values.run.evaluate else (asked, None, {})
     asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.flags)
@@ -85,7 +82,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     if training.values.data.image_size != asked.values.data.image_size:
         facts = inspect_dataset(training.values, launches=launches)
     plan = replace(plan.with_variables(adopted | resumed), decisions=plan.decisions + decisions)
-    problem = () if writes_none else check_output_dir(asked, inputs)
+    problem = () if writes_none else check_output_dir(asked, inputs) + warn_of_other_ranks(plan, inputs.previous)
     plan = replace(plan, warnings=(*problem, *plan.warnings))
     free_name = new_run_dir(training.values.run.output_dir, training.values).name if plan.nodes.max_restarts else ""
     no_compile = compile_problem(training.values, plan.device, inputs)
@@ -104,11 +101,12 @@ def model_report(
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
     from train.planning.image_sizes import image_sizes, model_input_shape
-    from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, needs_report
+    from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, has_single_images, needs_report
     from train.setting_groups.optimization import DEFAULT_LR, SGD
 
     shape = model_input_shape(given.values.data, facts.shape)
-    if not needs_report(given, shape):
+    ranks = plan.nodes.world_size
+    if not needs_report(given, shape, ranks):
         return ModelReport(default_lr=DEFAULT_LR.get(given.values.optim.optimizer.lower(), DEFAULT_LR[SGD]))
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     question = ModelQuestion(
@@ -116,6 +114,7 @@ def model_report(
         classes=facts.classes,
         other_shapes=image_sizes(given.values.data, facts.shape).other_shapes,
         memory_bytes=rank_memory_bytes(plan, inputs.machine),
+        single_images=has_single_images(given.values, ranks),
     )
     versions, cache = inputs.machine.packages.versions, user_cache_dir(inputs.environ)
     return ask_about_model(given, recipe, question, inputs.python, versions, cache)
@@ -171,6 +170,13 @@ def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -
     if "output_dir" in given.sources:
         raise UserError(line)
     return (line,)
+
+
+def warn_of_other_ranks(plan: Plan, previous: Plan | None) -> tuple[str, ...]:
+    """Return a warning where a resumed run had another number of ranks, whose sums round in another order."""
+    before, now = (one.nodes.world_size for one in (previous or plan, plan))
+    text = f"the run had {count_text(before, 'rank')} before: with {now} its weights round differently"
+    return (text,) if before != now else ()
 
 
 def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) -> str:

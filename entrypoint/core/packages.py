@@ -6,6 +6,7 @@ import importlib
 from importlib.util import find_spec
 
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.files import working_folder
 
 # The name under which this project is installed.
 PROJECT = "reference-training"
@@ -46,7 +47,12 @@ def missing_module(extra: str) -> str:
 
 
 def require_extra(extra: str, source: str) -> None:
-    """Raise `UserError` where an extra is missing; `source` is the command or setting that needs it."""
+    """Raise `UserError` where an extra is missing; `source` is the command or setting that needs it.
+
+    So it does in a working folder that was removed, in which torch cannot be loaded.
+    """
+    if working_folder() is None:
+        raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
     if name := missing_module(extra):
         raise UserError(
             f"{source}: needs {name}, which is not installed here. Run: pip install 'reference-training[{extra}]'",

@@ -80,12 +80,17 @@ def fallback_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]
         fallbacks["USER"] = (str(uid), f"user {uid} has no name here, and inductor asks for one")
     if temporary == SHARED_MEMORY:
         fallbacks["TMPDIR"] = (temporary, "no other folder for temporary files can be written to")
+    folder = private_folder(temporary)
+    why = f"HOME={printable(home)} cannot be written to" if home else "HOME is not set"
+    caches = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
     if temporary and not is_writable(home):
-        folder = private_folder(temporary)
-        why = f"HOME={printable(home)} cannot be written to" if home else "HOME is not set"
-        caches = {"XDG_CACHE_HOME": f"{folder}/.cache", "MPLCONFIGDIR": f"{folder}/matplotlib"}
-        wanted = caches if home not in ("", "/") and is_folder(home) else {"HOME": folder}
-        fallbacks |= {name: (value, why) for name, value in wanted.items() if name == "HOME" or not environ.get(name)}
+        if home in ("", "/") or not is_folder(home):
+            fallbacks["HOME"] = (folder, why)
+            caches = environ.get("XDG_CACHE_HOME") or temporary
+        elif not environ.get("MPLCONFIGDIR"):
+            fallbacks["MPLCONFIGDIR"] = (f"{folder}/matplotlib", why)
+    if temporary and (problem := why_not_writable(Path(caches))):
+        fallbacks["XDG_CACHE_HOME"] = (f"{folder}/.cache", f"{printable(caches)} cannot be written to ({problem})")
     return fallbacks
 
 

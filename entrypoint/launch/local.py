@@ -290,6 +290,9 @@ class LocalRanks:
             if pid in self.running:
                 local_rank = self.running.pop(pid)
                 code = os.waitstatus_to_exitcode(status)
+                if self.own_sessions and (code or pid in self.signalled_pids):
+                    with suppress(ProcessLookupError):  # it has left no processes behind
+                        os.killpg(pid, signal.SIGTERM)
                 if code:
                     self.record_failure(local_rank, pid, code)
                 else:

@@ -63,6 +63,9 @@ def main() -> None:
             if kind is not SystemExit:
                 print("\n".join(lines), file=sys.stderr)
 
+        def ask_exit(self) -> None:
+            sys.exit()
+
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # no cell waits for a window
     warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()
     sys.path.insert(0, str(resolve(notebook).parent))

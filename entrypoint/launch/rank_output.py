@@ -6,6 +6,7 @@ pipes of its own, and one thread reads them. A terminal stays with the first ran
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import selectors
@@ -186,8 +187,10 @@ class RankOutput:
         sink.at_line_start = data.endswith((b"\n", b"\r"))
         try:
             write_all(sink.descriptor, data)
-        except OSError:
+        except OSError as error:
             sink.is_closed = True
+            if error.errno != errno.EPIPE:
+                log(f"the output of the ranks cannot be written ({error.strerror}). Write it to another place.")
             for unread in [other for other in self.streams if other.sink is sink and not other.file]:
                 self.end(unread)
 

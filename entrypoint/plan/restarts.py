@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import NOT_RETRYABLE, UserError, printable
 from entrypoint.core.process import module_command, own_command
 from entrypoint.machine.cpu_topology import parse_cpu_list
 from entrypoint.plan.inputs import PlanInputs
@@ -42,7 +42,8 @@ def decide_restarts(inputs: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
             f"{setting_source} and {inputs.settings.sources['launcher']} contradict: only torchrun's agent restarts"
             " ranks of several nodes, and a single rank is started once. Drop one of the two."
         )
-    scope = f"all ranks restart, on {group.min_nodes} to {group.nnodes} nodes" if elastic else "all ranks restart"
+    scope = f"all ranks restart{f', on {group.min_nodes} to {group.nnodes} nodes' if elastic else ''}"
+    scope += f"; not after the codes {', '.join(str(int(code)) for code in NOT_RETRYABLE)}"
     return count, (inputs.decide("max_restarts", "restarts", str(count), "the job is elastic", scope),)
 
 

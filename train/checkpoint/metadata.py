@@ -6,6 +6,7 @@ This module does without torch, so a plan can read the metadata, and compare it 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -151,11 +152,9 @@ def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
 
 def write_error(folder: Path, error: OSError) -> UserError:
     """Return the error for a run's folder or checkpoints that cannot be written (no space or no permission)."""
-    return UserError(
-        f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
-        " earlier checkpoints are kept.",
-        ExitCode.MACHINE,
-    )
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    fix = "Free disk space or set TRAIN_OUTPUT_DIR; earlier checkpoints are kept." if is_full else "Make it writable."
+    return UserError(f"{folder}: cannot be written ({error.strerror}). {fix}", ExitCode.MACHINE)
 
 
 def write_synced(path: Path, content: bytes) -> str:
@@ -258,7 +257,7 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
 
 def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:
     """Return the settings of a saved run; raises `msgspec.ValidationError`, ValueError or TypeError."""
-    types = annotations_of(TrainSettings)
+    types, settings = annotations_of(TrainSettings), msgspec.convert(settings, dict[str, Any])
     if unknown := settings.keys() - types.keys():
         raise ValueError(f"there is no setting {min(unknown)}")
     convert = partial(msgspec.convert, strict=False, dec_hook=lambda kind, value: kind(value))

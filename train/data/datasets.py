@@ -253,8 +253,6 @@ def fetch_splits(read: Callable[..., list[Any] | None], folder: Path, settings: 
     """
     where = f"TRAIN_DATASET={settings.data.dataset}: not in {folder.resolve()}"
     advice = "put the files there, or name their folder with TRAIN_DATA_DIR"
-    if not settings.data.download:
-        raise UserError(f"{where}, or damaged, and TRAIN_DOWNLOAD=0 forbids a download; {advice}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder / ".download.lock", f"another process that downloads into {folder}"):

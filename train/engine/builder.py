@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 
-from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import configure_tf32, set_memory_format, use_fp8
 from train.acceleration.ipex import optimize_with_ipex
@@ -26,7 +25,7 @@ from train.distributed.sync_batchnorm import convert_sync_batchnorm
 from train.engine.train_step import Trainer, TrainState
 from train.models.cnn import SpeedNet
 from train.models.freezing import freeze
-from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
+from train.models.inspection import count_parameters, dry_run, head_names
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.weights import FittedWeights, load_weights
@@ -173,30 +172,6 @@ class ModelBuilder:
         except (RuntimeError, ValueError) as error:
             raise corrupt_error(start.path, error) from None
         return saved
-
-    def check_smallest_micro_batch(self) -> None:
-        """Raise `UserError` if a rank may get a micro-batch of one image that BatchNorm cannot be trained on.
-
-        BatchNorm needs two values per channel, and models for larger images reduce small ones to one pixel.
-        """
-        settings, ranks = self.settings, self.group.world_size
-        if settings.optim.batch_size // (ranks * settings.optim.grad_accum_steps) > 1 or (
-            ranks > 1 and settings.compute.sync_batchnorm
-        ):
-            return
-        shapes = (self.shape, *self.sizes.smaller_shapes)
-        with torch.random.fork_rng(devices=[]):
-            problem = self.group.run_on_main(
-                lambda: next(filter(None, (single_image_problem(self.create_model(), shape) for shape in shapes)), ""),
-                str,
-            )
-        if problem:
-            micro_batches = ranks * settings.optim.grad_accum_steps
-            raise UserError(
-                f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: {settings.network.model} needs 2 images per"
-                f" micro-batch, and {ranks} x {settings.optim.grad_accum_steps} micro-batches leave some with 1"
-                f" ({problem}). Set at least {2 * micro_batches}."
-            )
 
     def prune(self, trainer: Trainer) -> str:
         """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from train.report.stragglers import RankTimes, summarize
 from train.report.summary_text import summary_lines
 from train.report.trackers import FINISHED
 from train.seeding import shard_slice
+from train.settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,9 @@ def write_summary(
         evaluation["features"] = features_by_class(
             model, [part for rank in ranks for part in rank.sample], run.data.classes, run.source.normalize
         )
+    with run.metrics.without_failing("multiply_adds"), original_convolutions(model):
+        device = torch.device("cpu") if rebuilt else run.group.device
+        summary["multiply_adds"] = count_multiply_adds(model, run.model_builder.shape, device)
     with run.metrics.without_failing("peak_share"):
         summary |= peak_share(run, rebuilt or run.trainer.state.model, summary["step_seconds"])
     if run.profiler:
@@ -102,13 +107,23 @@ def write_summary(
         loading = slowest_loading(ranks)
         text = loading.text(run.model_builder.plan.the_trainer().num_workers) if loading else ""
         with guarded_stdout():
-            print("\n".join(summary_lines(summary, run.folder, text)))
+            print("\n".join(summary_lines(summary, run.folder, text, *code_flags(run.settings))))
     if run.settings.run.export != "off":
         from train.evaluation.exports import Exported, export_model  # late: few runs export
 
         decoded = run.model_builder.plan.the_trainer().image_shape
         exported = Exported.of(model, run.source.normalize, decoded, run.settings.data, run.data.classes)
         export_model(exported, run.settings.run.export.split(","), run.folder)
+
+
+def code_flags(settings: TrainSettings) -> tuple[str, str]:
+    """Return the flags that name a model and a data set of the user's own, each empty for one of ours."""
+    network, data = settings.network, settings.data
+    folder = f" --model-path={shlex.quote(str(network.model_path))}" if network.model_path else ""
+    return (
+        f" --model={shlex.quote(network.model)}{folder}" * network.is_own_model,
+        f" --dataset={shlex.quote(data.dataset)}" * data.is_own_dataset,
+    )
 
 
 def cost_of_ranks(run: TrainingRun, ranks: list[RankResults], seconds: float) -> dict[str, float]:
@@ -197,9 +212,7 @@ def summarize_scores(
 def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: nn.Module | None) -> dict[str, Any]:
     """Return what was trained, on what, and how fast; an early stop leaves fewer epochs than asked for."""
     trainer, done, settings = run.trainer, run.trainer.state, run.settings
-    model, device = rebuilt or done.model, torch.device("cpu") if rebuilt else run.group.device
-    with original_convolutions(model):
-        multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
+    model = rebuilt or done.model
     later = done.seconds - trainer.first_step_seconds
     return {
         "epochs": min(run.epochs, -(-done.step // run.source.steps_per_epoch)),
@@ -212,7 +225,6 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "parameters": count_parameters(model),
         "all_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": weights_sha256(state),
-        "multiply_adds": multiply_adds,
         "model": settings.network.model,
         "dataset": settings.data.dataset,
         "classes": list(run.data.classes),

@@ -13,7 +13,7 @@ from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, pr
 from train.acceleration.amp import set_memory_format
 from train.child import answer
 from train.models.freezing import freeze
-from train.models.inspection import count_parameters, head_names
+from train.models.inspection import count_parameters, head_names, single_image_problem
 from train.models.pruning import prune_state
 from train.models.registry import build_model, check_other_size
 from train.models.users_code import describe_failure
@@ -26,6 +26,7 @@ from train.optimization.optimizer import (
     default_lr,
     find_optimizer,
 )
+from train.planning.image_sizes import image_sizes
 from train.planning.model_report import ModelQuestion, ModelReport
 from train.setting_groups.network import OWN_MODELS, NetworkSettings
 from train.setting_groups.optimization import OptimizationSettings
@@ -62,6 +63,8 @@ def report_on(question: ModelQuestion) -> ModelReport:
     needs_contiguous = is_own and settings.compute.channels_last and views_contiguous(model, question.shape)
     without = try_training(settings.network, model, question.shape) if is_own else ()
     try_step(settings.optim, optimizer)
+    smaller = image_sizes(settings.data, question.shape).smaller_shapes if question.single_images else ()
+    problems = (single_image_problem(model, shape) for shape in (question.shape, *smaller))
     kind = find_optimizer(settings.optim)
     return ModelReport(
         weights=one_line(text),
@@ -71,6 +74,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
         trainable=trainable,
         without_gradient=without,
         needs_contiguous=needs_contiguous,
+        single_image_problem=next(filter(None, problems), "") if question.single_images else "",
         default_lr=default_lr(settings.optim, kind),
         has_weight_decay="weight_decay" in argument_defaults(kind),
     )

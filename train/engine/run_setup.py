@@ -275,9 +275,8 @@ def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
 
 
 def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:
-    """Raise `UserError` before the first epoch for a micro-batch or a pruning that this model does not allow."""
+    """Raise `UserError` before the first epoch for a pruning that comes too late."""
     settings = model_builder.settings
-    model_builder.check_smallest_micro_batch()
     if not settings.network.prune_ratio or trainer.state.pruned:
         return
     if first_epoch >= epochs:

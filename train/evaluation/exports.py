@@ -26,7 +26,7 @@ from train.acceleration.faster_conv import original_convolutions
 from train.evaluation.predict import Predictor
 from train.models.pruning import silence_library
 from train.planning.export_formats import FORMATS
-from train.planning.image_sizes import BOOK_CROP, image_sizes, model_input_shape
+from train.planning.image_sizes import BOOK_CROP, image_sizes
 from train.predict_settings import PredictSettings
 from train.report.metrics import disk_errors_as_user_errors
 from train.setting_groups.data import DataSettings
@@ -70,8 +70,7 @@ class Exported:
         with original_convolutions(model):
             whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalize)
         whole.to(memory_format=torch.contiguous_format)  # what ExecuTorch's passes expect
-        sizes = image_sizes(settings, decoded)
-        shape = model_input_shape(settings, decoded) if sizes.eval == sizes.train else sizes.eval
+        shape = image_sizes(settings, decoded).eval
         outputs = normalize.outputs
         metadata = {
             "task": settings.task,

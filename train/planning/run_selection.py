@@ -33,9 +33,16 @@ def resumed_run_dir(settings: RunSettings) -> Path | None:
     if settings.resume == "off":
         return None
     if settings.resume == "auto":
-        return settings.output_dir / (settings.run_name or "latest")
+        named = settings.output_dir / (settings.run_name or "latest")
+        return named if settings.run_name or exists(named) else newest_run(settings.output_dir)
     named = resolve(Path(settings.resume))
     return named if is_file(named / SETTINGS_FILE) else named.parent.parent  # of the folder with its checkpoints
+
+
+def newest_run(output: Path) -> Path | None:
+    """Return the folder of the run that started last, None without any: a copy may lack the link to it."""
+    runs = sorted(output.glob(f"*/{SETTINGS_FILE}"), key=lambda path: path.stat().st_mtime)
+    return runs[-1].parent if runs else None
 
 
 def previous_run(settings: RunSettings) -> Plan | None:

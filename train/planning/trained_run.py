@@ -86,10 +86,10 @@ def average_file(trained: TrainedRun) -> Path:
 
 def code_error(source: str, field: str, code: str) -> UserError:
     """Return the error for code of the user's that a run's files name: they may be a stranger's."""
-    what, folder = ("model", " and TRAIN_MODEL_PATH") if field == "model" else ("data set", "")
+    what, folder = ("model", " and --model-path") if field == "model" else ("data set", "")
     return UserError(
-        f"{source}: its {what} is the code {printable(code)}, which a file may not choose. If you trust it, set"
-        f" TRAIN_{field.upper()}={printable(code)}{folder}."
+        f"{source}: its {what} is the code {printable(code)}, which a file may not choose. If you trust it, name it:"
+        f" --{field}={printable(code)}{folder}, which Python's functions have as arguments."
     )
 
 

@@ -178,8 +178,19 @@ def settled_variables(settings: TrainSettings, report: ModelReport) -> dict[str,
 
 
 def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
-    """Raise `UserError` for parameters without a gradient, for which DDP would wait, and for a schedule that rises."""
+    """Raise `UserError` for what the model does not allow, and for a schedule that rises.
+
+    DDP would wait for parameters without a gradient. BatchNorm needs two values per channel, and models for larger
+    images reduce small ones to one pixel.
+    """
     settings, peak = given.values, peak_lr(given.values.optim, report.default_lr)
+    if report.single_image_problem:
+        steps = settings.optim.grad_accum_steps
+        raise UserError(
+            f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: {printable(settings.network.model)} needs 2 images per"
+            f" micro-batch, and {ranks} x {steps} micro-batches leave some with 1 ({report.single_image_problem}). Set"
+            f" at least {2 * ranks * steps}."
+        )
     ignored = settings.compute.ddp_find_unused_parameters or settings.compute.parallelism != "ddp"
     if report.without_gradient and ranks > 1 and not ignored:
         raise UserError(

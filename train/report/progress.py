@@ -5,6 +5,7 @@ Files show the rest: a batch as the network sees it, and the page with the curve
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from entrypoint.core.console import STDERR, STDOUT, replace_stream
+from entrypoint.core.console import STDERR, STDOUT, replace_stream, write_stderr
 from entrypoint.core.files import atomic_open
 from train.preemption import STOP_CONTROLLER
 from train.report.metrics import MetricsWriter
@@ -30,15 +31,19 @@ from train.setting_groups.run import RunSettings
 def guarded_stdout() -> Iterator[None]:
     """Guard prints in this block; if the output is closed, request a stop and discard further output.
 
-    Why: a closed terminal, a broken pipe or a full disk would end a run during a step with a traceback. The run saves a
-    checkpoint instead, and ends as if a signal had stopped it.
+    Why: a closed terminal or a broken pipe would end a run during a step with a traceback. The run saves a checkpoint
+    instead, and ends as if a signal had stopped it. Where a full disk takes no more lines, it goes on without them.
     """
     try:
         yield
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         redirect_to_devnull()
-        if STOP_CONTROLLER.number is None:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            write_stderr(
+                f"train: standard output: cannot be written ({error.strerror}); the training goes on without it"
+            )
+        elif STOP_CONTROLLER.number is None:
             STOP_CONTROLLER.handle(signal.SIGPIPE, None)
 
 

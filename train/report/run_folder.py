@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from entrypoint.core.console import log_once, write_stderr
-from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.files import (
     atomic_write_text,
     exists,
@@ -59,9 +59,9 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
         checkpoints.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:
-        raise UserError(
-            f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}). Set it to a writable folder."
-        ) from None
+        resume = settings.run.resume
+        source = f"TRAIN_OUTPUT_DIR={output}" if resume in ("auto", "off") else f"TRAIN_RESUME={printable(resume)}"
+        raise UserError(f"{source}: cannot be written ({error.strerror}). Set it to a writable folder.") from None
     return folder, starts
 
 

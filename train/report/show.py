@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrypoint.core.console import report_error
+from entrypoint.core.console import report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from entrypoint.core.files import atomic_write_text, is_file
 from train.checkpoint.folder import FOLDER, list_newest_first
@@ -31,9 +31,10 @@ def report_command(words: Sequence[str]) -> None:
     for word in words:
         folder = Path(word)
         try:
-            print(one_line(write_report(folder)))
+            page = write_report(folder)
         except OSError as error:
             raise write_error(folder, error) from None
+        write_stdout(one_line(page))
 
 
 def compare_command(words: Sequence[str]) -> None:
@@ -56,7 +57,7 @@ def compare_command(words: Sequence[str]) -> None:
     ]
     print_table(names, rows)
     if differing:
-        print("\nsettings that differ")
+        write_stdout("\nsettings that differ")
         print_table(names, differing)
     plots: dict[str, dict[str, Curve]] = {}
     for name, word in zip(names, words, strict=True):
@@ -69,14 +70,15 @@ def compare_command(words: Sequence[str]) -> None:
         atomic_write_text(page, content)
     except OSError as error:
         raise write_error(page, error) from None
-    print(f"\n{one_line(page)}")
+    write_stdout(f"\n{one_line(page)}")
 
 
 def runs_command(words: Sequence[str]) -> None:
     """Print the runs of a folder, the newest first; raises `UserError` for a folder that cannot be read."""
     folder = Path(words[0] if words else "runs")
     try:
-        runs = [path for path in folder.iterdir() if is_file(path / "settings.json") and not path.is_symlink()]
+        folders = [folder, *(path for path in folder.iterdir() if not path.is_symlink())]
+        runs = [path for path in folders if is_file(path / "settings.json")]
     except OSError as error:
         raise UserError(f"{printable(folder)}: {error.strerror}. Name a folder of runs.") from None
     runs.sort(key=lambda path: (path / "settings.json").stat().st_mtime, reverse=True)
@@ -114,8 +116,8 @@ def print_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]])
     """Print rows of values under the runs' names."""
     table = [("", *names), *((key, *(one_line(value) for value in values)) for key, values in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table)
+    write_stdout("\n".join(line.rstrip() for line in lines))
 
 
 COMMANDS = {"report": report_command, "compare": compare_command, "runs": runs_command}

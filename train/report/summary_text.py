@@ -33,8 +33,13 @@ def interval_text(accuracy: float, images: int) -> str:
     )
 
 
-def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[str]:
-    """Return the summary in a few lines; `loading` is what loading cost, empty if little."""
+def summary_lines(
+    summary: dict[str, Any], folder: Path, loading: str, own_model: str = "", own_data: str = ""
+) -> list[str]:
+    """Return the summary in a few lines; `loading` is what loading cost, empty if little.
+
+    `own_model` and `own_data` are flags that name the user's code, which no file may choose.
+    """
     top5 = f" (top 5: {summary['test_top5_accuracy']:.2f} %)" if "test_top5_accuracy" in summary else ""
     name = summary["score"]
     others = [f"{key} {summary[f'test_{key}']:.4g}" for key in OTHER_SCORES if f"test_{key}" in summary]
@@ -50,12 +55,13 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         lines.append(f"best           {best}")
     frozen = summary["all_parameters"] - summary["parameters"]
     parameters = f"{summary['parameters']:,} parameters" + (f" trained, {frozen:,} frozen" if frozen else "")
+    operations = f", {summary['multiply_adds']:,} multiply-adds an image" if "multiply_adds" in summary else ""
     resumed = summary["train_seconds"] > summary["total_seconds"]
     lines += [
         f"training       {summary['train_seconds']:.1f} s{' over all starts' if resumed else ''},"
         f" {summary['images_per_second']:,.0f} images/s, {'this' if resumed else 'the whole'} command"
         f" {summary['total_seconds']:.1f} s",
-        f"model          {summary['model']}, {parameters}, {summary['multiply_adds']:,} multiply-adds an image",
+        f"model          {summary['model']}, {parameters}{operations}",
         f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
         f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
         f" {1000 * summary['step_seconds']:,.1f} ms",
@@ -80,7 +86,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
         "cost": cost_text(summary),
         "run folder": one_line(folder),
         "look at it": f"{one_line(folder)}/{REPORT_FILE}",
-        "use it": f"{command} predict {one_line(shlex.quote(str(folder)))} IMAGE",
-        "test it": f"{command} evaluate {one_line(shlex.quote(str(folder)))}",
+        "use it": f"{command} predict {one_line(shlex.quote(str(folder)))}{one_line(own_model)} IMAGE",
+        "test it": f"{command} evaluate {one_line(shlex.quote(str(folder)))}{one_line(own_model + own_data)}",
     }
     return [*lines, *(f"{name:14} {text}" for name, text in notes.items() if text)]

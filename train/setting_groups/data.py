@@ -85,17 +85,6 @@ class DataSettings(Settings, frozen=True, kw_only=True):
             evaluate="adopted",
         ),
     ] = ""
-    download: Annotated[
-        bool,
-        about(
-            "Download fashion-mnist and cifar10 if they are missing.",
-            speed=False,
-            resume="may_change",
-            nodes="may_differ",
-            evaluate="own",
-            needs="dataset=fashion-mnist,cifar10",
-        ),
-    ] = True
     image_size: Annotated[
         Auto | Annotated[int, Meta(ge=4, le=4096)],
         about(
@@ -123,7 +112,7 @@ class DataSettings(Settings, frozen=True, kw_only=True):
         about(
             "What to do with an image that cannot be read: stop and name it, or skip and count it.",
             speed=False,
-            evaluate="own",
+            evaluate="adopted",
             needs="dataset!=digits,fashion-mnist,cifar10,synthetic",
         ),
     ] = "error"

@@ -109,7 +109,7 @@ def test_settings_are_printed(entrypoint: Entrypoint) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize("command", ["plan", "train", "runs", "predict x y", "evaluate x"])
 def test_removed_working_folder_is_one_line(entrypoint: Entrypoint, command: str) -> None:
     words = f'mkdir gone && cd gone && rmdir ../gone && exec "{PYTHON}" -I -m entrypoint {command}'
     environ = {**clean_environment(), "HOME": str(entrypoint.home)}

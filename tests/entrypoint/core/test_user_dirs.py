@@ -31,8 +31,18 @@ CASES = {
         {"HOME": "/home/me", "USER": "me"},
         {"XDG_CACHE_HOME": f"{PRIVATE}/.cache", "MPLCONFIGDIR": f"{PRIVATE}/matplotlib"},
     ),
+    "caches to read only": (
+        {"/tmp", "/home/me", "not /home/me/.cache"},
+        {"HOME": "/home/me", "USER": "me"},
+        {"XDG_CACHE_HOME": f"{PRIVATE}/.cache"},
+    ),
+    "the user's own caches to read only": (
+        {"/tmp", "/home/me"},
+        {"HOME": "/home/me", "USER": "me", "XDG_CACHE_HOME": "/proc/x"},
+        {"XDG_CACHE_HOME": f"{PRIVATE}/.cache"},
+    ),
     "a user's own stay": (
-        {"/tmp"},
+        {"/tmp", "/scratch"},
         {"HOME": "/home/me", "USER": "me", "XDG_CACHE_HOME": "/scratch"},
         {"MPLCONFIGDIR": f"{PRIVATE}/matplotlib"},
     ),
@@ -54,6 +64,14 @@ CASES = {
 def test_fallback_variables_replace_only_unusable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writable, environ, expected = CASES[name]
     monkeypatch.setattr(user_dirs, "is_writable", writable.__contains__)
+
+    def why_not(folder: Path) -> str:
+        is_below = f"not {folder}" not in writable and any(
+            str(place) in writable for place in (folder, *folder.parents)
+        )
+        return "" if is_below else "Permission denied"
+
+    monkeypatch.setattr(user_dirs, "why_not_writable", why_not)
     monkeypatch.setattr(user_dirs, "is_folder", {"/", "/home/me"}.__contains__)
     monkeypatch.setattr(user_dirs, "user_name", lambda _: "")
     monkeypatch.setattr(os, "getuid", lambda: 7)

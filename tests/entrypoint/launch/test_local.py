@@ -143,6 +143,26 @@ def test_local_signal_reaches_each_rank_once(
         assert err.endswith(said.replace("…", "entrypoint: error: stopped by "))
 
 
+LEAVES = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+time.sleep(1 if os.environ["RANK"] == "1" else 60)
+sys.exit(4)
+"""
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_ranks_that_fail_leave_no_processes_behind(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", LEAVES)
+    result = entrypoint("run", "x.py", env={"LAUNCH_NPROC_PER_NODE": "2"})
+    assert result.code == 4
+    left = [int(line) for line in result.out.splitlines() if line.isdecimal()]
+    assert len(left) == 2
+    wait_until(lambda: all(map(has_ended, left)))
+
+
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])

@@ -55,6 +55,12 @@ def test_notebook_prints_as_a_script_and_leaves_no_file(entrypoint: Entrypoint) 
     assert not list(entrypoint.home.rglob("history.sqlite"))
 
 
+@pytest.mark.launch
+def test_notebook_ends_where_it_quits(entrypoint: Entrypoint) -> None:
+    write_notebook(entrypoint.folder / "x.ipynb", "print('began')\nquit()", "print('never')")
+    assert entrypoint.succeed("run", "--quiet", "x.ipynb").out == "began\n"
+
+
 @pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores

@@ -73,10 +73,13 @@ def test_agents_use_rendezvous_only_for_restarts(
 def test_restarts_have_an_agent_over_several_nodes_alone() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
     assert (made.launcher, made.nodes.max_restarts) == ("local", 2)
-    assert reason_for(made, "restarts") == "(set by you) LAUNCH_MAX_RESTARTS=2; all ranks restart"
+    assert (
+        reason_for(made, "restarts")
+        == "(set by you) LAUNCH_MAX_RESTARTS=2; all ranks restart; not after the codes 2, 3, 75"
+    )
     varying = make_test_plan(make_machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
     assert varying.launcher == "torchrun"
-    assert reason_for(varying, "restarts").endswith("all ranks restart, on 1 to 4 nodes")
+    assert reason_for(varying, "restarts").endswith("all ranks restart, on 1 to 4 nodes; not after the codes 2, 3, 75")
     assert next(one.value for one in varying.decisions if one.key == "nodes") == "1:4"
 
 

@@ -67,8 +67,8 @@ def error_lines(err: str) -> list[str]:
             "run/checkpoint: cannot be written (No space left on device). Free disk space",
         ),
         (fill, {}, "cannot be written (No space left on device). Free disk space"),
-        (remove, {}, "run/checkpoint: cannot be written (No such file or directory). Free disk space"),
-        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Free disk space"),
+        (remove, {}, "run/checkpoint: cannot be written (No such file or directory). Make it writable"),
+        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Make it writable"),
     ],
 )
 def test_unwritable_disk_ends_run(

@@ -83,9 +83,10 @@ RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
 def test_batchnorm_on_one_image_is_refused_before_training(
     entrypoint: Entrypoint, env: dict[str, str], least: int
 ) -> None:
-    line = entrypoint.error_line("train", env=IMAGES | env)
-    assert f"TRAIN_BATCH_SIZE={env['TRAIN_BATCH_SIZE']}: resnet18 needs 2 images per micro-batch" in line
-    assert line.endswith(f"Set at least {least}.")
+    for words in (("plan", "train"), ("train",)):
+        line = entrypoint.error_line(*words, env=IMAGES | env)
+        assert f"TRAIN_BATCH_SIZE={env['TRAIN_BATCH_SIZE']}: resnet18 needs 2 images per micro-batch" in line
+        assert line.endswith(f"Set at least {least}.")
 
 
 @pytest.mark.parametrize(

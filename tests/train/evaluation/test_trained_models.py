@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -92,6 +93,17 @@ def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypo
         assert entrypoint.error_line(*words, "--evaluation-file", "/proc/nobody/x.json", env=QUIET).startswith(
             "entrypoint: error: --evaluation-file=/proc/nobody/x.json: cannot be written"
         )
+
+
+def test_run_is_evaluated_as_it_read_its_images_from_any_folder(entrypoint: Entrypoint, image_folder: Path) -> None:
+    for split in ("train", "test"):
+        (image_folder / split / "class0/broken.png").write_text("no image")
+    env = {**QUIET, "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "run"}
+    data = os.path.relpath(image_folder, entrypoint.folder)
+    entrypoint.succeed("train", data, "--model=cnn", "--on-unreadable-image=skip", env=env)
+    (entrypoint.folder / "elsewhere").mkdir()
+    done = entrypoint("evaluate", "../runs/run", env=QUIET, cwd=entrypoint.folder / "elsewhere")
+    assert "left out  1 unreadable image\n" in done.succeeded().out
 
 
 def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, trained: Path) -> None:
@@ -219,21 +231,24 @@ def test_features_have_a_row_for_each_image(entrypoint: Entrypoint, trained: Pat
 def test_cells_of_a_csv_are_no_formulas() -> None:
     out = io.StringIO()
     names = ("=HYPERLINK(1)", "+1", "-1", "@x", "cat", "a\x1b[31mb\nc")
-    write_csv(iter([Prediction(Path(names[0]), tuple((name, 0.5) for name in names))]), out)
-    rows = list(csv.reader(io.StringIO(out.getvalue())))[1:]
+    of_none = Prediction(Path("of no label"), ())
+    write_csv(iter([Prediction(Path(names[0]), tuple((name, 0.5) for name in names)), of_none]), out)
+    *rows, last = list(csv.reader(io.StringIO(out.getvalue())))[1:]
+    assert last == ["of no label", "", "", ""]
     assert {row[0] for row in rows} == {"'=HYPERLINK(1)"}
     assert [row[2] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "cat", r"a\x1b[31mb\nc"]
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "report", "runs"])
 def test_results_that_cannot_be_written_are_one_line(entrypoint: Entrypoint, trained: Path, verb: str) -> None:
     words = ["-m", "entrypoint", verb, str(trained), *(["../images/test"] if verb == "predict" else [])]
     (entrypoint.folder / "a").mkdir()
     paint(entrypoint.folder / "images/test", each=1)
     for place, code, said in (
-        ("/dev/full", 3, "standard output: cannot be written (No space left"),
-        ("/dev/null", 0, ""),
+        ("> /dev/full", 3, "standard output: cannot be written (No space left"),
+        ("> /dev/null", 0, ""),
+        ("| true", 0, ""),
     ):
-        line = f"{shlex.join([sys.executable, *words])} > {place}"
+        line = f"{shlex.join([sys.executable, *words])} {place}"
         done = entrypoint("-c", line, env=QUIET, cwd=entrypoint.folder / "a", command=("sh",))
         assert (done.code, said in done.err, done.err.count("\n")) == (code, True, bool(said))

@@ -15,6 +15,7 @@ from tests.conftest import Entrypoint, paint, refusal
 from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes, parse_schedule, scale_shape
+from train.setting_groups.data import DataSettings
 from train.settings import read_train_settings
 from train.transforms.normalize import resize_batch
 
@@ -39,6 +40,13 @@ def test_each_step_has_its_size() -> None:
 def test_shapes_keep_their_aspect_ratio() -> None:
     assert scale_shape((3, 48, 64), 24) == (3, 24, 32)
     assert scale_shape((1, 65, 50), 25) == (1, 32, 25)
+
+
+@pytest.mark.launch
+def test_books_crops_are_evaluated_at_their_size(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "20", "TRAIN_TRANSFORMS": "book"}
+    entrypoint.train("--steps=1", "--batch-size=2", env=env)
+    assert image_sizes(DataSettings(transforms="book"), (3, 32, 32)).eval == (3, 224, 224)
 
 
 def test_files_are_decoded_to_the_larger_size() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.cli.build_plan import warn_of_other_ranks
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, refusal
 from tests.factories import make_machine, make_test_plan
 from train.data.dataset_info import DatasetInfo
@@ -85,6 +86,7 @@ def test_checkpoint_brings_no_settings(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "its settings.json cannot be read"),
+        ("[]", "its settings.json cannot be read"),
         ('{"epochs": "many"}', "its settings.json cannot be read"),
         ('{"model": "package:network"}', "its model is the code package:network, which a file may not choose"),
     ],
@@ -138,3 +140,9 @@ def test_longer_run_keeps_its_folder_and_its_commands_repeat_it(runs: str, entry
     assert summary("latest") == summary("a")
     assert summary("a")[0] == 2
     assert "Set it to auto, off, a run folder or a checkpoint." in entrypoint.error_line("plan", "--resume=runs")
+
+
+def test_other_number_of_ranks_is_told() -> None:
+    one, two = (make_test_plan(make_machine(), {"LAUNCH_NPROC_PER_NODE": count}) for count in "12")
+    assert warn_of_other_ranks(one, two) == ("the run had 2 ranks before: with 1 its weights round differently",)
+    assert warn_of_other_ranks(two, two) == warn_of_other_ranks(two, None) == ()

@@ -135,7 +135,7 @@ def test_plan_refuses_with_the_line_of_the_run(entrypoint: Entrypoint) -> None:
     [
         ({}, None),
         ({"run_name": "mine"}, None),
-        ({"resume": "auto"}, "/out/latest"),
+        ({"resume": "auto"}, None),
         ({"resume": "auto", "run_name": "mine"}, "/out/mine"),
         ({"resume": "/out/mine/checkpoint/best"}, "/out/mine"),
         ({"resume": "/best"}, "/"),
@@ -143,6 +143,18 @@ def test_plan_refuses_with_the_line_of_the_run(entrypoint: Entrypoint) -> None:
 )
 def test_resumed_run_dir_follows_settings(given: dict[str, str], folder: str | None) -> None:
     assert resumed_run_dir(train_settings({"output_dir": "/out", **given}).run) == (Path(folder) if folder else None)
+
+
+@pytest.mark.parametrize("link", [None, "gone", "old"])
+def test_newest_run_is_resumed_where_no_link_leads_to_it(tmp_path: Path, link: str | None) -> None:
+    for age, name in enumerate(("old", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "settings.json").touch()
+        os.utime(tmp_path / name / "settings.json", (age, age))
+    if link:
+        (tmp_path / "latest").symlink_to(link)
+    found = resumed_run_dir(train_settings({"output_dir": tmp_path, "resume": "auto"}).run)
+    assert found == tmp_path / ("latest" if link == "old" else "new")
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}', "[" * 100_000])

@@ -37,7 +37,6 @@ CASES = [
     ("TRAIN_DATA_DIR=d", {"TRAIN_DATASET": "digits"}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
     ("TRAIN_PREEMPTION=ec2", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_DATA_COLUMNS=a,b", FOLDER, "memory", 1, {"TRAIN_DATASET": "hf:a/b"}, "memory", 1),
-    ("TRAIN_DOWNLOAD=0", {}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
     ("TRAIN_SYNTHETIC_IMAGES=100", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
     ("TRAIN_SYNTHETIC_CLASSES=3", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
     ("TRAIN_SYNTHETIC_SHAPE=1x9x9", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),

@@ -91,3 +91,10 @@ def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint) -> None:
     assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
     saved = int(err.partition(": step ")[2].split()[0])
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}").exists()
+
+
+def test_run_goes_on_where_a_full_disk_takes_no_more_lines(entrypoint: Entrypoint) -> None:
+    line = f'"{PYTHON}" -m entrypoint train --quiet --epochs=2 > /dev/full'
+    result = entrypoint("-c", line, env=ENDLESS, command=("sh",))
+    assert result.succeeded().err.count("standard output: cannot be written (No space left on device)") == 1
+    assert (entrypoint.folder / "runs/run/summary.json").exists()

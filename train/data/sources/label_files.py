@@ -86,7 +86,8 @@ def split_columns(path: Path, file: TextIO, task: str) -> tuple[Iterator[list[st
     if missing or len(set(names)) < 2:
         raise UserError(
             f"{one_line(path)}: has no column {', '.join(missing) or 'of labels'}; its first line must name file and"
-            f" label, and names {printable(', '.join(header)) or 'nothing'}"
+            f" label, and names {printable(', '.join(header)) or 'nothing'}. For other columns set"
+            " TRAIN_TASK=multilabel or regress"
         )
     if len(set(names)) < len(names):
         raise UserError(f"{one_line(path)}: two columns have the same name. Rename one.")
