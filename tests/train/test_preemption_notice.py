@@ -93,6 +93,7 @@ def test_cloud_is_found_by_the_vendor(
 
 
 @pytest.mark.launch
+@pytest.mark.slow_except("ec2")
 @pytest.mark.parametrize(("cloud", "ranks"), [("ec2", TWO_RANKS_WHERE_THEY_FIT), ("gce", {})])
 def test_run_saves_on_notice(entrypoint: Entrypoint, metadata: Metadata, cloud: str, ranks: dict[str, str]) -> None:
     env = SMALL | ranks | variables(metadata) | {"TRAIN_EPOCHS": "100000", "TRAIN_PREEMPTION": cloud}

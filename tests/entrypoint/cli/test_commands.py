@@ -301,7 +301,7 @@ INNER = """
 """
 
 
-@pytest.mark.parametrize("more", [(), ("--launcher=torchrun",)])
+@pytest.mark.parametrize("more", [(), pytest.param(("--launcher=torchrun",), marks=pytest.mark.slow)])
 def test_command_inside_a_rank_reports_its_own_end(entrypoint: Entrypoint, more: tuple[str, ...]) -> None:
     result = entrypoint.succeed("run", "--quiet", *more, script(entrypoint.folder, "outer.py", INNER))
     lines = result.out.splitlines()

@@ -66,9 +66,14 @@ def error_lines(err: str) -> list[str]:
             {"TRAIN_KEEP_CHECKPOINTS": "100"},
             "run/checkpoint: cannot be written (No space left on device). Free disk space",
         ),
-        (fill, {}, "cannot be written (No space left on device). Free disk space"),
+        pytest.param(fill, {}, "cannot be written (No space left on device). Free disk space", marks=pytest.mark.slow),
         (remove, {}, "run/checkpoint: cannot be written (No such file or directory). Make it writable"),
-        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Make it writable"),
+        pytest.param(
+            forbid,
+            {},
+            "run/checkpoint: cannot be written (Operation not permitted). Make it writable",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_unwritable_disk_ends_run(

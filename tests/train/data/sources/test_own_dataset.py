@@ -200,6 +200,7 @@ def test_data_set_that_cannot_be_used_is_one_line(own: Path, name: str, said: st
 
 @pytest.mark.launch
 @needs_two_cores
+@pytest.mark.slow_except("stream")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_own_data_train_as_a_folder_does(entrypoint: Entrypoint, own: Path, image_folder: Path, source: str) -> None:
     env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")
