@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from entrypoint.plan.model import PLAN_VAR, RankPlan
 from tests.conftest import Entrypoint, needs_two_cores, refusal
 from tests.entrypoint.doctor.waiting_ranks import RUN, started
 from tests.factories import make_machine, make_test_plan
-from tests.processes import killed_at_end
+from tests.processes import killed_at_end, wait_until
 
 # Each rank starts a process as a loader would, which ends with it, and says that it is ready.
 WAIT = """
@@ -93,8 +92,8 @@ ODD = {
 def sleeping(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process that runs with these variables."""
     with killed_at_end(["sleep", "60"], env=environ) as process:
-        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
-            time.sleep(0.01)
+        started = Path(f"/proc/{process.pid}")  # it has its name before its variables (execve(2))
+        wait_until(lambda: (started / "comm").read_text() == "sleep\n" and (started / "environ").read_bytes() != b"")
         yield process
 
 
