@@ -48,7 +48,7 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
     if chosen or not ipaddress.ip_address(address).is_loopback:
         interface = chosen or interface_for_route(address)
     elif is_this_host(name) or job.rank == job.local_rank:  # on the first node
-        interface = find_own_interface(job.hostnames)
+        interface = find_own_interface(name, job.hostnames)
     else:
         raise UserError(
             f"MASTER_ADDR={printable(name)}: resolves to {address} here, which other nodes cannot reach. Set it to the"
@@ -68,7 +68,7 @@ def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str
     return interface_address(interface.split(",")[0]) if interface else ""
 
 
-def find_own_interface(nodes: tuple[str, ...]) -> str:
+def find_own_interface(master: str, nodes: tuple[str, ...]) -> str:
     """Return the interface of the route to the job's other nodes, else the node's only interface that is up.
 
     Raises `UserError` if there are several candidates.
@@ -87,8 +87,8 @@ def find_own_interface(nodes: tuple[str, ...]) -> str:
     if len(names) == 1:
         return names[0]
     raise UserError(
-        f"MASTER_ADDR: the host name resolves to a loopback address, and there are {len(names)} interfaces"
-        f" ({', '.join(names)}). Set MASTER_ADDR to this node's address in the job's network, or GLOO_SOCKET_IFNAME to"
-        " its interface.",
+        f"MASTER_ADDR={printable(master)}: is a loopback address here, and there are {len(names)} interfaces"
+        f" ({', '.join(names)}). Set it to this node's address in the job's network, or GLOO_SOCKET_IFNAME to its"
+        " interface.",
         ExitCode.RENDEZVOUS,
     )

@@ -73,7 +73,7 @@ def test_rendezvous_variables_loopback_on_master_is_allowed() -> None:
             {"MASTER_ADDR": "127.0.1.1"},
             1,
             HERE,
-            match=r"Set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME",
+            match=r"^MASTER_ADDR=127.0.1.1: .* Set it to this node's address .* or GLOO_SOCKET_IFNAME",
             code=ExitCode.RENDEZVOUS,
         )
     else:
