@@ -94,12 +94,14 @@ class TrainedModel(nn.Module):
 
 def check_list(images: object) -> None:
     """Raise TypeError for a single image in place of several."""
-    if isinstance(images, (str, bytes, os.PathLike)):
+    if isinstance(images, (str, bytes, os.PathLike, np.ndarray, Image.Image)) or not isinstance(images, Sequence):
         raise TypeError("images are a list: write [image] for one")
 
 
 def decoded(number: int, image: ImageSource, shape: tuple[int, int, int], view: View) -> Tensor:
     """Return an image as (height, width, channels) bytes; raises ValueError with its path or number."""
+    if not isinstance(image, (str, os.PathLike, bytes, np.ndarray, Image.Image)):
+        raise TypeError(f"image {number}: is {type(image).__name__}, and no path, bytes, array or Pillow's image")
     channels, height, width = shape
     path = Path(image) if isinstance(image, (str, os.PathLike)) else Path(f"image {number}")
     target = np.empty((height, width, channels), dtype=np.uint8)

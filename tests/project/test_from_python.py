@@ -73,6 +73,8 @@ def test_arrays_are_images(model: TrainedModel) -> None:
     ("call", "error", "said"),
     [
         (lambda model: model.predict("cat.jpg"), TypeError, "images are a list"),
+        (lambda model: model.predict(RANDOM), TypeError, "images are a list"),
+        (lambda model: model.predict([None]), TypeError, "image 0: is NoneType, and no path"),
         (lambda model: model.predict(["nobody.jpg"]), ValueError, "nobody.jpg: No such file"),
         (lambda model: model.predict([b"no image"]), ValueError, "image 0: not an image"),
         (lambda model: model.predict([COLOR, RANDOM.astype(float)]), ValueError, "image 1: .*is float64 of shape"),

@@ -127,7 +127,8 @@ class Predictor:
         """
         names, outputs = self.trained.classes, self.trained.normalization.outputs
         if self.trained.settings.data.task == "regress":
-            numbers = logits.double() * torch.tensor(outputs.deviation) + torch.tensor(outputs.mean)
+            deviation, mean = (torch.tensor(part, dtype=torch.float64) for part in (outputs.deviation, outputs.mean))
+            numbers = logits.double() * deviation + mean
             return tuple(zip(names, numbers.tolist(), strict=True))
         count = min(self.settings.top, len(names))
         if self.trained.settings.data.task == "multilabel":
@@ -161,7 +162,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 def write_table(predictions: Iterator[Prediction], out: TextIO) -> None:
     """Write a line for each image: file, class and percentage, and the next classes after them."""
     for one in predictions:
-        values = (f"{share:.6g}" if one.kind == "value" else f"{100 * share:.1f} %" for _, share in one.classes)
+        values = (f"{share:.10g}" if one.kind == "value" else f"{100 * share:.1f} %" for _, share in one.classes)
         pairs = zip(one.classes, values, strict=True)
         if not one.problem:
             text = "  ".join(f"{one_line(name)} {value}" for (name, _), value in pairs)
@@ -175,7 +176,8 @@ def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
         if not index:
             writer.writerow(("file", "rank", "class", one.kind))
         for rank, (name, share) in enumerate(one.classes, 1):
-            writer.writerow((cell_text(str(one.path)), rank, cell_text(name), f"{share:.6f}"))
+            number = f"{share:.12g}" if one.kind == "value" else f"{share:.6f}"
+            writer.writerow((cell_text(str(one.path)), rank, cell_text(name), number))
         if not (one.classes or one.problem):
             writer.writerow((cell_text(str(one.path)), "", "", ""))
 
@@ -192,7 +194,10 @@ def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
         if one.problem
         else {
             "file": os.fsencode(one.path).decode(errors="replace"),
-            "predictions": [{"class": name, one.kind: round(share, 6)} for name, share in one.classes],
+            "predictions": [
+                {"class": name, one.kind: share if one.kind == "value" else round(share, 6)}
+                for name, share in one.classes
+            ],
         }
         for one in predictions
     ]

@@ -35,31 +35,22 @@ OVERFITTING = 1.2
 
 def advise(summary: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]:
     """Return what to change, the most effective first."""
-    advice = []
-    if summary.get("cpu_wait_share", 0) > WAITING:
-        advice.append(
-            f"Threads waited {100 * summary['cpu_wait_share']:.0f} % of the time for a CPU. Run on an idle node, or"
-            " `entrypoint tune`."
-        )
-    if summary.get("data_share", 0) > LOADING:
-        advice.append(
-            f"Training waited {100 * summary['data_share']:.0f} % of the time for data; the slow part is"
-            f" {summary.get('data_slow_part', 'loading')}. Raise TRAIN_NUM_WORKERS, or use a faster disk."
-        )
-    if summary.get("best_chosen_on") == "test" and summary.get("epochs", 0) > 1:
-        advice.append(
-            "The best checkpoint was chosen on the test images, so its accuracy is too optimistic. TRAIN_VAL_SPLIT=0.1"
-            " sets other images apart."
-        )
+    waited, loaded = summary.get("cpu_wait_share", 0), summary.get("data_share", 0)
     name = "val" if lines_with(lines, "epoch", "val_loss") else "test"
-    losses = [line[f"{name}_loss"] for line in lines_with(lines, "epoch", f"{name}_loss")]
-    if len(losses) > 2 and min(losses) > 0 and losses[-1] > OVERFITTING * min(losses):
-        epoch = losses.index(min(losses)) + 1
-        advice.append(
-            f"The {name} loss was lowest after epoch {epoch} and rose since. Try TRAIN_AUGMENT, TRAIN_WEIGHT_DECAY or"
-            " TRAIN_EARLY_STOPPING."
-        )
-    return advice
+    losses = [line[f"{name}_loss"] for line in lines_with(lines, "epoch", f"{name}_loss")] or [0]
+    rows = {
+        f"Threads waited {100 * waited:.0f} % of the time for a CPU. Run on an idle node, or `entrypoint tune`.": (
+            waited > WAITING
+        ),
+        f"Training waited {100 * loaded:.0f} % of the time for data; the slow part is"
+        f" {summary.get('data_slow_part', 'loading')}. Raise TRAIN_NUM_WORKERS, or use a faster disk.": loaded
+        > LOADING,
+        "The best checkpoint was chosen on the test images, so its accuracy is too optimistic. TRAIN_VAL_SPLIT=0.1"
+        " sets other images apart.": summary.get("best_chosen_on") == "test" and summary.get("epochs", 0) > 1,
+        f"The {name} loss was lowest after epoch {losses.index(min(losses)) + 1} and rose since. Try TRAIN_AUGMENT,"
+        " TRAIN_WEIGHT_DECAY or TRAIN_EARLY_STOPPING.": len(losses) > 2 and losses[-1] > OVERFITTING * min(losses) > 0,
+    }
+    return [text for text, holds in rows.items() if holds]
 
 
 def write_report(folder: Path, so_far: Mapping[str, Any] | None = None) -> Path:

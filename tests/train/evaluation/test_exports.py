@@ -112,10 +112,12 @@ def test_run_exports_its_model_as_onnx(entrypoint: Entrypoint) -> None:
         ({}, "resize to width 8 and height 8, bilinear with antialiasing", 3),
         ({"image_size": 8, "eval_size": 12}, "resize to width 12 and height 12, bilinear with antialiasing", 4),
         ({"transforms": "book"}, "cut 224 x 224 out of the middle", 5),
+        ({"transforms": "imagenet"}, "resize to width 8 and height 8, bilinear with antialiasing", 3),
     ],
 )
 def test_page_of_a_model_says_how_files_become_pixels(settings: dict[str, Any], last: str, count: int) -> None:
     steps = exported(CNN((1, 8, 8), 10), GRAY, **settings).metadata["pixels"]
+    assert ("of that 0.875 of each side in the middle" in steps[1]) is (settings.get("transforms") == "imagenet")
     assert (len(steps), steps[0], steps[-1]) == (
         count,
         "decode as gray of 8 bits, transparent parts on white, upright by EXIF",

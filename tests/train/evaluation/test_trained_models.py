@@ -231,10 +231,10 @@ def test_features_have_a_row_for_each_image(entrypoint: Entrypoint, trained: Pat
 def test_cells_of_a_csv_are_no_formulas() -> None:
     out = io.StringIO()
     names = ("=HYPERLINK(1)", "+1", "-1", "@x", "cat", "a\x1b[31mb\nc")
-    of_none = Prediction(Path("of no label"), ())
-    write_csv(iter([Prediction(Path(names[0]), tuple((name, 0.5) for name in names)), of_none]), out)
-    *rows, last = list(csv.reader(io.StringIO(out.getvalue())))[1:]
-    assert last == ["of no label", "", "", ""]
+    others = (Prediction(Path("of no label"), ()), Prediction(Path("small"), (("age", 1.5e-22),), kind="value"))
+    write_csv(iter([Prediction(Path(names[0]), tuple((name, 0.5) for name in names)), *others]), out)
+    *rows, last, small = list(csv.reader(io.StringIO(out.getvalue())))[1:]
+    assert (last, small[3]) == (["of no label", "", "", ""], "1.5e-22")
     assert {row[0] for row in rows} == {"'=HYPERLINK(1)"}
     assert [row[2] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "cat", r"a\x1b[31mb\nc"]
 

@@ -23,7 +23,7 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.packages import package_version, require_extra
 from train.data.sources.image_file import FileList, OwnSplit, TarMember, read_file
 from train.data.sources.image_list import ImageList, append_split
-from train.data.sources.targets import Targets
+from train.data.sources.targets import MAX_TARGET, Targets
 from train.models.users_code import describe_failure, import_factory
 from train.setting_groups.data import HUGGING_FACE, DataSettings
 from train.settings import TrainSettings
@@ -74,7 +74,12 @@ def list_split(settings: TrainSettings, split: str, dataset: Any, targets: Targe
     if targets is not None:
         rows = [tuple(np.atleast_1d(np.asarray(label, dtype=np.float64)).tolist()) for label in labels]
         targets.names = tuple(map(str, classes)) or tuple(f"value{index}" for index in range(len(rows[0])))
-        check_labels(settings.data, split, labels, [len(row) == len(targets.names) for row in rows])
+        is_mark = settings.data.task == "multilabel"
+        fit = [
+            len(row) == len(targets.names) and all(one in (0, 1) if is_mark else abs(one) < MAX_TARGET for one in row)
+            for row in rows
+        ]
+        check_labels(settings.data, split, labels, fit)
         return ImageList(Path(), targets.names, files, array("q", map(targets.number_of, rows)), targets=targets)
     known = classes if isinstance(labels[0], str) else list(range(len(classes)))
     known = known or call_users_code(settings.data, lambda: sorted(set(labels)))
@@ -88,14 +93,19 @@ def check_labels(settings: DataSettings, split: str, labels: Sequence[Any], fit:
     """Raise `UserError` for the first label that does not fit."""
     if not all(fit):
         row = fit.index(False)
+        wanted = {
+            "classify": "class",
+            "multilabel": "row of 0 and 1 for each label",
+            "regress": "row of numbers below 1e30",
+        }
         raise own_error(
-            settings, f"{split}[{row}] has the label {printable(labels[row])}, unlike the classes or others"
+            settings, f"{split}[{row}] has the label {printable(labels[row])}, which is no {wanted[settings.task]}"
         )
 
 
 def labels_of(settings: DataSettings, dataset: Any, count: int) -> Sequence[Any]:
     """Return the label of each item, by `targets` as torchvision's data sets have them, or from the items."""
-    known = getattr(dataset, "targets", None)
+    known = None if getattr(dataset, "target_transform", None) else getattr(dataset, "targets", None)
     if known is not None and len(known) == count:
         return list(known.tolist() if hasattr(known, "tolist") else known)
     return [item_of(settings, dataset, row)[1] for row in range(count)]
@@ -120,8 +130,9 @@ def encoded_image(settings: DataSettings, split: str, row: int, image: Any) -> b
         raise own_error(
             settings, f"{split}[{row}] is {kind} and not a PIL image, a uint8 array (height, width, channels) or bytes"
         )
-    out = BytesIO()
-    image.save(out, format="TIFF")  # holds all of Pillow's modes, bit for bit
+    out, is_flat = BytesIO(), image.mode in ("1", "L", "P", "RGB")
+    mode = "RGBA" if is_flat and "transparency" in image.info else "RGB" if image.mode == "HSV" else image.mode
+    image.convert(mode).save(out, format="TIFF")  # holds all of Pillow's other modes, bit for bit
     return out.getvalue()
 
 
@@ -223,10 +234,11 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
         loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     columns = choose_columns(settings, source, next(iter(splits.values())).features)
-    known = {  # a public test split may lack its labels: -1 stands there
+    none = (-1, None) if settings.task == "classify" else (None,)  # what a public test split has in place of labels
+    known = {
         name: rows
         for name, rows in splits.items()
-        if name == "train" or (len(rows) and rows[columns[1]][0] not in (-1, None))
+        if name == "train" or (len(rows) and rows[columns[1]][0] not in none)
     }
     if "train" in known and not any(name in known for name in NAMES["test"]):
         rows, order = known["train"], np.random.default_rng(0).permutation(len(known["train"]))  # with any TRAIN_SEED

@@ -94,13 +94,14 @@ def test_targets_of_other_tasks(tmp_path: Path, image_folder: Path) -> None:
     tags = List(ClassLabel(names=["red", "round"]))
     more = {
         "tags": (lambda row: [row % 2, 1] if row % 2 == 0 else [], tags),
-        "age": (lambda row: row / 2, Value("float32")),
+        "age": (lambda row: -1 if row == 18 else row / 2, Value("float32")),  # the first row to test
     }
     rows_of(image_folder / "train", **more).train_test_split(6, shuffle=False).save_to_disk(tmp_path / "set")
     train, _ = listed(tmp_path / "set", task="multilabel", data_columns="photo,tags")
     assert (train.classes, list(train.targets.values)[:4]) == (("red", "round"), [1, 1, 0, 0])
-    train, _ = listed(tmp_path / "set", task="regress", data_columns="photo,age")
+    train, test = listed(tmp_path / "set", task="regress", data_columns="photo,age")
     assert list(train.targets.values)[:3] == [0, 0.5, 1]
+    assert (len(train), len(test)) == (18, 6)
 
 
 @needs_datasets

@@ -20,7 +20,7 @@ def csv_settings(folder: Path | None, **settings: object) -> TrainSettings:
 
 
 def write_csv(folder: Path, split: str, lines: list[str], head: str = "file,label") -> None:
-    (folder / f"{split}.csv").write_text("\n".join([head, *lines]) + "\n")
+    (folder / f"{split}.csv").write_text("\n".join([head, *lines]) + "\n", errors="surrogateescape")
 
 
 @pytest.fixture
@@ -138,6 +138,7 @@ def test_val_file_chooses(labelled: Path) -> None:
             "where,class",
             "must name file and label, and names where, class",
         ),
+        (["train/class0/000.png,B\udce4r"], "file,label", r"line 2: B\udce4r is no UTF-8. Save the file as CSV UTF-8"),
         (["train/class0/000.JPG,a"], "file,label", "('000.JPG' and '000.jpg' look alike but are two names)"),
         ([], "", "has no column file, label"),
     ],

@@ -65,6 +65,12 @@ class Several(list):
     classes = ["a", "b"]
 def several(split): return Several((pixels, [row % 2, 1]) for row, pixels in enumerate(PIXELS))
 
+def class_numbers(split): return Several((pixels, [row % 2, 2]) for row, pixels in enumerate(PIXELS))
+def no_number(split): return [(pixels, float("nan") if row == 3 else row) for row, pixels in enumerate(PIXELS)]
+class Turned(list):
+    targets, target_transform = [0, 1] * 3, staticmethod(lambda label: 1 - label)
+def turned(split): return Turned((pixels, 1 - row % 2) for row, pixels in enumerate(PIXELS))
+
 class Broken(list):
     classes, targets = ["a", "b"], [0, 1, 0, 1, 0, 1]
     def __getitem__(self, row):
@@ -132,7 +138,11 @@ def test_images_of_all_modes_are_read_bit_for_bit(own: Path, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "classes", "labels"),
-    [("words", ("a", "b"), [0, 1, 0, 1, 0, 1]), ("numbers", ("9", "10", "11"), [0, 1, 2, 0, 1, 2])],
+    [
+        ("words", ("a", "b"), [0, 1, 0, 1, 0, 1]),
+        ("numbers", ("9", "10", "11"), [0, 1, 2, 0, 1, 2]),
+        ("turned", ("0", "1"), [1, 0, 1, 0, 1, 0]),
+    ],
 )
 def test_labels_name_the_classes(own: Path, name: str, classes: tuple[str, ...], labels: list[int]) -> None:
     train, test = list_own_splits(settings_of(own, name))
@@ -146,6 +156,31 @@ def test_targets_of_other_tasks(own: Path) -> None:
     train, _ = list_own_splits(settings_of(own, "ages", task="regress"))
     assert train.classes == ("value0",)
     assert list(train.targets.values) == [10.5 * row for row in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "said"),
+    [
+        (
+            "class_numbers",
+            "multilabel",
+            r"train\[0\] has the label \[0, 2\], which is no row of 0 and 1 for each label",
+        ),
+        ("no_number", "regress", r"train\[3\] has the label nan, which is no row of numbers below 1e30"),
+    ],
+)
+def test_targets_that_cannot_be_learned_are_one_line(own: Path, name: str, task: str, said: str) -> None:
+    refusal(list_own_splits, settings_of(own, name, task=task), match=said)
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB"])
+def test_transparent_color_of_an_image_is_no_color(own: Path, tmp_path: Path, mode: str) -> None:
+    from train.data.sources.own_dataset import encoded_image
+
+    Image.new(mode, (4, 4)).save(tmp_path / "x.png", transparency=(0, 0, 0) if mode == "RGB" else 0)
+    with Image.open(tmp_path / "x.png") as image:
+        content = encoded_image(settings_of(own, "words").data, "train", 0, image)
+    assert np.asarray(Image.open(io.BytesIO(content)))[0, 0, 3] == 0
 
 
 @pytest.mark.launch
