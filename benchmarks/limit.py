@@ -128,7 +128,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
         use_winograd(model)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, GradScaler("cpu", enabled=False))
-    trainer = Trainer(state, lr_schedule(settings.optim, 10**6, 10**6), settings, group, "fp32")
+    trainer = Trainer(state, lr_schedule(settings.optim, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     trainer.mark_phase = clock.phase
 

@@ -15,6 +15,7 @@ from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
+from entrypoint.job.job_key import read_secret_file
 from entrypoint.launch.remote import with_remote_command
 from entrypoint.machine.backends import find_compile_problem
 from entrypoint.machine.container import volatile_place
@@ -44,10 +45,14 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
 
 
 def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
-    """Return the plan; for the built-in trainer with the part that its data and settings decide."""
-    if command.program is not None:
-        return with_remote_command(make_plan(inputs), inputs)
-    return with_remote_command(build_trainer_plan(command, inputs), inputs)
+    """Return the plan; for the built-in trainer with the part that its data and settings decide.
+
+    Raises `UserError` for a file that cannot be the job's key.
+    """
+    plan = build_trainer_plan(command, inputs) if command.program is None else make_plan(inputs)
+    if plan.rendezvous.key_source == "file":
+        read_secret_file(plan.rendezvous.key_file)
+    return with_remote_command(plan, inputs)
 
 
 def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:

@@ -115,8 +115,10 @@ def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
         if (prefix or "NODE" in name) and any(map(environ.get, places)):
             yield f"{name}={text}"
     counts, master = [text for name, text in environ.items() if NODE_COUNT.fullmatch(name)], environ.get("MASTER_ADDR")
-    if master and environ.get("NODE_RANK") and not is_loopback_name(master) and "1" not in counts:  # Lightning's
-        yield f"NODE_RANK={printable(environ['NODE_RANK'])} and MASTER_ADDR={printable(master)}"
+    # Lightning's, and ours without the number of nodes.
+    place = next((name for name in ("NODE_RANK", "LAUNCH_NODE_RANK") if environ.get(name)), "")
+    if master and place and not is_loopback_name(master) and "1" not in counts:
+        yield f"{place}={printable(environ[place])} and MASTER_ADDR={printable(master)}"
     for name in HOST_LISTS:
         hosts = set(re.split("[,;]", environ.get(name, "")))
         if len(hosts) > 1:

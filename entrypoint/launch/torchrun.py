@@ -35,6 +35,7 @@ from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.environment import RANKS_STORE_VAR
 from entrypoint.rank.rendezvous import local_address, rendezvous_variables
+from entrypoint.rank.under_monitor import master_problem
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.child import log_late
 from entrypoint.supervise.event_loop import EventLoop
@@ -239,6 +240,8 @@ class AgentStore:
         access = Access(key, is_drawn=source.kind == "drawn")
         address = (meeting.master_addr, int(meeting.master_port))
         if plan.nodes.node_rank == 0:
+            if meeting.port_is_derived and (error := master_problem(place, meeting.master_addr)):
+                raise error
             interface = rendezvous_variables(there, meeting.timeout_s, place).get("GLOO_SOCKET_IFNAME", "")
             listening = try_listen(address[1], addresses_towards(address[0], interface))
             if not listening:

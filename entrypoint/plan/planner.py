@@ -6,7 +6,7 @@ import sys
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.job.node_group import START_TIME_VAR, check_master, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
@@ -292,21 +292,16 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
         lines += [f"{', '.join(unused)}: not used, {setting} {why}"] if unused else []
     if inputs.remote_launcher:
         return tuple(lines)
-    if job.hidden_hosts:
-        lines.append(
-            f"{job.hidden_hosts}: does not tell the hosts here, so any other nodes of this {job.scheduler} job are not"
-            f" used. {'Start the ranks by flux run' if job.scheduler == 'Flux' else 'Bind that file'}, or set"
-            " LAUNCH_HOSTS."
-        )
-    if inputs.foreign_variable:
-        lines.append(
-            f"the script reads {inputs.foreign_variable}, which this launcher does not set;"
-            " if it needs it, use --launcher mpirun, or RANK and WORLD_SIZE in the script"
-        )
+    start = "Start the ranks by flux run" if job.scheduler == "Flux" else "Bind that file"
     tasks = number(environ, "SLURM_NTASKS", 1) if environ.get("SLURM_JOB_ID") else 1
-    if tasks not in (1, nproc) and not inputs.is_set_by_user("nproc_per_node"):
-        lines.append(
-            f"SLURM_NTASKS={tasks}: not used, this run starts {nproc} rank{'s' * (nproc > 1)}."
-            f" Set LAUNCH_NPROC_PER_NODE={tasks} for {tasks}, or ask for CPUs by --cpus-per-task."
-        )
-    return tuple(lines)
+    unused_here = {
+        f"{job.hidden_hosts}: does not tell the hosts here, so any other nodes of this {job.scheduler} job are not"
+        f" used. {start}, or set LAUNCH_HOSTS.": job.hidden_hosts,
+        f"the script reads {inputs.foreign_variable}, which this launcher does not set; if it needs it, use --launcher"
+        " mpirun, or RANK and WORLD_SIZE in the script": inputs.foreign_variable,
+        f"SLURM_NTASKS={tasks}: not used, this run starts {count_text(nproc, 'rank')}. Set"
+        f" LAUNCH_NPROC_PER_NODE={tasks} for {tasks}, or ask for CPUs by --cpus-per-task.": (
+            tasks not in (1, nproc) and not inputs.is_set_by_user("nproc_per_node")
+        ),
+    }
+    return (*lines, *(line for line, holds in unused_here.items() if holds))

@@ -81,20 +81,26 @@ def rank_token(plan: Plan, environment: Mapping[str, str]) -> str:
     return run_token(int(environment["MASTER_PORT"]), plan.rendezvous.run_identity, derived=has_derived_port(plan))
 
 
+def master_problem(job: Job, address: str) -> UserError | None:
+    """Return the error for rank 0's MASTER_ADDR where it is another machine's address."""
+    if is_own_address(resolve(address)):
+        return None
+    node = socket.gethostname()
+    hint = MASTER_ADDR_HINTS[job.family].replace("HOST", node)
+    return UserError(
+        f"MASTER_ADDR={printable(address)}: is another machine's address, and rank 0 is on {node}. Start the ranks with"
+        f" {hint}, or start rank 0 there.",
+        ExitCode.RENDEZVOUS,
+    )
+
+
 def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
     """Raise `UserError` on rank 0, and tell the other nodes, if MASTER_ADDR is another machine's address.
 
     A port that the user or platform sets may lead here from another address, as a Kubernetes service's does.
     """
-    if job.rank or not has_derived_port(plan) or is_own_address(resolve(environment["MASTER_ADDR"])):
+    if job.rank or not has_derived_port(plan) or not (error := master_problem(job, environment["MASTER_ADDR"])):
         return
-    node = socket.gethostname()
-    hint = MASTER_ADDR_HINTS[job.family].replace("HOST", node)
-    error = UserError(
-        f"MASTER_ADDR={printable(environment['MASTER_ADDR'])}: is another machine's address, and rank 0 is on {node}."
-        f" Start the ranks with {hint}, or start rank 0 there.",
-        ExitCode.RENDEZVOUS,
-    )
     place = Place(
         endpoint=endpoint_of(
             0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment)

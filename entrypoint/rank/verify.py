@@ -115,8 +115,7 @@ def symbol_provider(function: str) -> str:
 def compare_with_plan(plan: Plan, observed: ObservedRank) -> tuple[str, ...]:
     """Return one line for each difference, with the observed and the planned value."""
     planned = plan.ranks[observed.local_rank]
-    nodes = format_cpu_list(observed.memory_nodes)
-    bound = f"bound to node {nodes}" if nodes else "not bound"
+    bound = f"bound to node {format_cpu_list(observed.memory_nodes)}" if observed.memory_nodes else "not bound"
     differences = {
         f"runs on CPUs {format_cpu_list(observed.cpus)}, planned were {format_cpu_list(planned.cpus)}": (
             plan.binding.cpu_binding != "none" and observed.cpus != planned.cpus

@@ -92,9 +92,9 @@ class FailureChannel(ChannelState):
             connect = partial(
                 connect_to, address, port_address(self.store.port, "store") if self.access.own_user_only else ""
             )
-            self.loop.listen(
-                self.store.programs, StoreRelay(self.loop, self.access, self.store.timeout_s, connect).welcome
-            )
+            limit_s = self.store.timeout_s
+            store = StoreRelay(self.loop, self.access, limit_s, connect, partial(self.report_no_store, limit_s))
+            self.loop.listen(self.store.programs, store.welcome)
         uses_relay = self.endpoint.shares_connection and not speaks
         client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.waits_for_rank0)
         start_thread(client.connect)
@@ -181,6 +181,16 @@ class FailureChannel(ChannelState):
         elif waited_s >= self.next_log_s:
             self.next_log_s += LOG_INTERVAL_S
             log(f"waiting for {missing} ({waited_s:.0f} of {limit_s:.0f} s)")
+
+    def report_no_store(self, limit_s: float) -> None:
+        """Report that rank 0's store did not answer: torch would try again for half an hour."""
+        how = (
+            f"rank 0 at {self.endpoint.host} did not answer within {limit_s:.0f} s. Check its output, MASTER_ADDR and"
+            " MASTER_PORT, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S."
+        )
+        self.report_failure(
+            FirstFailure(self.endpoint.rank, self.endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True)
+        )
 
     def wait_for_others(self, limit_s: float, is_over: Callable[[], bool], log: Callable[[str], None]) -> bool:
         """Wait until all others know how this rank ended, and return whether they do.

@@ -122,12 +122,20 @@ class Bridge:
 
 
 class StoreRelay:
-    """Connects this rank's program to the store of rank 0, which `connect` reaches (None while it does not)."""
+    """Connects this rank's program to the store of rank 0, which `connect` reaches (None while it does not).
+
+    `give_up` is called where the timeout passes.
+    """
 
     def __init__(
-        self, loop: EventLoop, access: Access, timeout_s: float, connect: Callable[[], socket.socket | None]
+        self,
+        loop: EventLoop,
+        access: Access,
+        timeout_s: float,
+        connect: Callable[[], socket.socket | None],
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        self.loop, self.access, self.timeout_s, self.connect = loop, access, timeout_s, connect
+        self.loop, self.access, self.timeout_s, self.connect, self.give_up = loop, access, timeout_s, connect, give_up
 
     def welcome(self, peer: socket.socket) -> tuple[BytesSession, Bridge] | None:
         """Return the session of a program on this node, None for another user's."""
@@ -151,6 +159,7 @@ class StoreRelay:
                 return
             time.sleep(RETRY_INTERVAL_S)
         if bridge.program:
+            self.give_up()
             self.loop.close(bridge.program)
 
     def is_let_in(self, peer: socket.socket, session: Session) -> bool:

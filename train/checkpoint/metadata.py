@@ -293,12 +293,11 @@ def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
         found.append(
             f"class {index} of {len(was.classes)} was {printable(old)}, is {printable(new)} of {len(now.classes)}"
         )
-    for name, old_count, new_count in (
+    counts = (
         ("training images", was.train_examples, now.train_examples),
         ("test images", was.test_examples, now.test_examples),
-    ):
-        if old_count and new_count and old_count != new_count:
-            found.append(f"{new_count:,} {name} instead of {old_count:,}")
+    )
+    found += [f"{new:,} {name} instead of {old:,}" for name, old, new in counts if old and new and old != new]
     known_sample = was.sample if was.sample_seed == now.sample_seed else ""
     digests = (
         (was.files, now.files, "files have other names or classes"),

@@ -141,7 +141,7 @@ class ModelBuilder:
                 FittedWeights,
             )
 
-    def create_trainer(self, total_steps: int, steps_per_epoch: int, start: ResumePoint | None) -> Trainer:
+    def create_trainer(self, total_steps: int, start: ResumePoint | None) -> Trainer:
         """Return the trainer of a new run or of a resumed one."""
         precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
@@ -149,7 +149,7 @@ class ModelBuilder:
         if start and self.settings.network.prune_ratio and self.settings.compute.parallelism == "ddp":
             slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start, None if start else self.load_weights())
-        schedule = lr_schedule(self.settings.optim, total_steps, steps_per_epoch)
+        schedule = lr_schedule(self.settings.optim, total_steps)
         # Small gradients would be zero in fp16.
         scaler = GradScaler(self.group.device.type, enabled=precision == "fp16")
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)

@@ -138,7 +138,7 @@ def setup_run(
     shape = model_input_shape(settings.data, data.shape)
     loss = build_loss(settings, data, source)
     model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
-    trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
+    trainer = model_builder.create_trainer(total_steps, start)
     trainer.teacher = load_teacher(settings, data.classes, source.normalize)
     check_trainable(model_builder, trainer, start.epoch if start else 0, epochs)
     observed = observe_rank(plan)

@@ -132,11 +132,11 @@ class Exported:
 def pixel_steps(settings: DataSettings, decoded: ImageShape, shape: ImageShape) -> list[str]:
     """Return how a file becomes an image of this `shape`, as `predict` does it; `decoded` is the shape of decoding."""
     channels, height, width = decoded
-    is_part = settings.transforms == "imagenet" and settings.crop_ratio < 1
-    part = f", of that {settings.crop_ratio:g} of each side in the middle" if is_part else ""
+    crops = settings.transforms == "imagenet" and settings.crop_ratio < 1
     steps = [
         f"decode as {'gray' if channels == 1 else 'RGB'} of 8 bits, transparent parts on white, upright by EXIF",
-        f"cut the largest box with the sides {width}:{height} out of the middle{part}",
+        f"cut the largest box with the sides {width}:{height} out of the middle"
+        + f", of that {settings.crop_ratio:g} of each side in the middle" * crops,
         f"resize to width {width} and height {height}, bilinear with antialiasing",
     ]
     if settings.transforms == "book":

@@ -176,8 +176,9 @@ def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
         if not index:
             writer.writerow(("file", "rank", "class", one.kind))
         for rank, (name, share) in enumerate(one.classes, 1):
-            number = f"{share:.12g}" if one.kind == "value" else f"{share:.6f}"
-            writer.writerow((cell_text(str(one.path)), rank, cell_text(name), number))
+            writer.writerow(
+                (cell_text(str(one.path)), rank, cell_text(name), f"{share:.{'12g' if one.kind == 'value' else '6f'}}")
+            )
         if not (one.classes or one.problem):
             writer.writerow((cell_text(str(one.path)), "", "", ""))
 

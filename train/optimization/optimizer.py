@@ -235,7 +235,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("rate", 1.0)
 
 
-def lr_schedule(settings: OptimizationSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+def lr_schedule(settings: OptimizationSettings, total_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 0.
 
     It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
@@ -255,11 +255,6 @@ def lr_schedule(settings: OptimizationSettings, total_steps: int, steps_per_epoc
             return low + (peak - low) * left
         if settings.schedule == "cosine":
             return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
-        if settings.schedule == "step":
-            return max(
-                low,
-                peak * settings.lr_gamma ** (step // (settings.lr_step_epochs * steps_per_epoch)),
-            )
         return peak
 
     return lr

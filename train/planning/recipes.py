@@ -110,8 +110,8 @@ def fine_tuning_values(
     network = {} if has_own else default_network(settings, dataset, at_hand)
     weights, model = network.get("weights", settings.network.weights), network.get("model", settings.network.model)
     is_known = weights and model not in OWN_MODELS and not settings.network.is_own_model
-    may_lose = settings.data.on_unreadable_image == "skip"
-    images = images_to_train(settings.data, dataset) // (2 if may_lose else 1)
+    # As many may be unreadable as are left.
+    images = images_to_train(settings.data, dataset) // (2 if settings.data.on_unreadable_image == "skip" else 1)
     whole = {"batch_size": str(images)} if settings.data.reads_files and 0 < images < settings.optim.batch_size else {}
     if not is_asked and not is_known:
         return {**network, **whole}

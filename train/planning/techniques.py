@@ -61,11 +61,6 @@ def exclusions(
         ("decay_norms", not report.has_weight_decay, NO_DECAY),
         ("decay_norms", not settings.optim.weight_decay, "there is no weight decay"),
         (
-            "schedule",
-            settings.optim.schedule == "step" and epochs <= settings.optim.lr_step_epochs,
-            "the run ends before TRAIN_LR_STEP_EPOCHS",
-        ),
-        (
             "early_stopping",
             epochs <= last_epochs,
             "the run has no more epochs, or no other evaluation than the last",

@@ -77,8 +77,8 @@ def runs_command(words: Sequence[str]) -> None:
     """Print the runs of a folder, the newest first; raises `UserError` for a folder that cannot be read."""
     folder = Path(words[0] if words else "runs")
     try:
-        folders = [folder, *(path for path in folder.iterdir() if not path.is_symlink())]
-        runs = [path for path in folders if is_file(path / "settings.json")]
+        below = (path for path in folder.iterdir() if not path.is_symlink())
+        runs = [path for path in (folder, *below) if is_file(path / "settings.json")]
     except OSError as error:
         raise UserError(f"{printable(folder)}: {error.strerror}. Name a folder of runs.") from None
     runs.sort(key=lambda path: (path / "settings.json").stat().st_mtime, reverse=True)

@@ -64,9 +64,9 @@ class OptimizationSettings(Settings, frozen=True, kw_only=True):
     decay_norms: Annotated[
         bool, about("Weight decay for biases and normalization layers too; 0 leaves them out.", speed=False)
     ] = True
-    schedule: Annotated[
-        Literal["onecycle", "cosine", "constant", "step"], about("Learning-rate schedule.", speed=False)
-    ] = "onecycle"
+    schedule: Annotated[Literal["onecycle", "cosine", "constant"], about("Learning-rate schedule.", speed=False)] = (
+        "onecycle"
+    )
     warmup: Annotated[
         Auto | Fraction,
         about("Fraction of all steps used for warm-up. auto: 0.25 for onecycle, else none.", speed=False),
@@ -74,12 +74,6 @@ class OptimizationSettings(Settings, frozen=True, kw_only=True):
     min_lr: Annotated[
         NotNegative, about("Learning rate at the end of the schedule.", speed=False, needs="schedule!=constant")
     ] = 0.0
-    lr_step_epochs: Annotated[
-        Positive, about("step: epochs between two reductions.", speed=False, needs="schedule=step")
-    ] = 30
-    lr_gamma: Annotated[
-        Annotated[float, Meta(gt=0, lt=1)], about("step: factor of each reduction.", speed=False, needs="schedule=step")
-    ] = 0.1
     loss: Annotated[
         Literal["auto", "cross_entropy", "bce", "focal", "mse", "mae", "huber"],
         about(

@@ -187,6 +187,10 @@ UNCLAIMED = {
         {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
         "NODE_RANK=0 and MASTER_ADDR=10.0.0.4",
     ),
+    "a node without their number": (
+        {"LAUNCH_NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
+        "LAUNCH_NODE_RANK=0 and MASTER_ADDR=10.0.0.4",
+    ),
     "a node of Azure ML": (
         {"AZUREML_NODE_COUNT": "2", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
         "AZUREML_NODE_COUNT=2",

@@ -68,6 +68,24 @@ def test_nodes_of_an_elastic_job_that_never_come_are_one_line(entrypoint: Entryp
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"LAUNCH_NNODES": "1:2", "MASTER_ADDR": "192.0.2.1"}, "is another machine's address, and rank 0 is on "),
+        (
+            {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
+            "rank 0 at 127.0.0.1 did not answer within 3 s",
+        ),
+    ],
+)
+def test_node_of_a_job_never_waits_or_trains_alone(entrypoint: Entrypoint, environ: dict[str, str], said: str) -> None:
+    script(entrypoint.folder, "sum.py", SUM)
+    port = {} if ":" in environ["LAUNCH_NNODES"] else {"MASTER_PORT": str(free_port())}
+    env = environ | port | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "3"}
+    assert said in entrypoint.error_line("run", "sum.py", env=env, code=4)
+
+
+@pytest.mark.launch
 def test_ranks_without_local_size_on_another_node_end_in_time(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "sum.py", SUM)
     assert "Set LOCAL_WORLD_SIZE to that number." in entrypoint.error_line(
@@ -110,3 +128,17 @@ def test_nodes_with_two_keys_are_refused(entrypoint: Entrypoint) -> None:
     assert (second.code, second.out) == (ExitCode.RENDEZVOUS, "")
     assert "What answers there does not take part: it has another key than this job's" in second.err
     assert first.code != 0, "rank 0's program ended, and the other node did not come"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("short", "has less than 16 bytes. Make one"), ("nobody", "cannot be read (No such file"), ("open", "chmod 600")],
+)
+def test_file_that_is_no_key_is_refused_by_the_plan(entrypoint: Entrypoint, name: str, said: str) -> None:
+    script(entrypoint.folder, "x.py", SHOW)
+    script(entrypoint.folder, "short", "key").chmod(0o600)
+    script(entrypoint.folder, "open", "k" * 32).chmod(0o666)
+    env = {"LAUNCH_NNODES": "2", "MASTER_ADDR": "127.0.0.1", "LAUNCH_SECRET_FILE": name}
+    for words in (("plan", "run", "x.py"), ("run", "x.py")):
+        assert said in entrypoint.error_line(*words, env=env)

@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "TRAIN_HEAD_LR": "0.01",
         "TRAIN_LR": "0.001",
     },
-    "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "step", "TRAIN_MIN_LR": "0.001"},
+    "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "cosine", "TRAIN_MIN_LR": "0.001"},
     "evaluation": {"TRAIN_TEST_TIME_AUGMENT": "flip-shift", "TRAIN_EVAL_EVERY": "2"},
 }
 SPEEDNET = {

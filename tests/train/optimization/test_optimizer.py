@@ -90,7 +90,7 @@ def test_sgd_has_nesterov_momentum_unless_there_is_no_momentum() -> None:
 
 
 def rates(**settings: object) -> list[float]:
-    lr = lr_schedule(train_settings({"lr": 1.0, **settings}).optim, 100, 10)
+    lr = lr_schedule(train_settings({"lr": 1.0, **settings}).optim, 100)
     return [lr(step) for step in range(100)]
 
 

@@ -47,12 +47,8 @@ CASES = [
     ("TRAIN_WEIGHT_DECAY=0.1", {"TRAIN_OPTIMIZER": "rprop"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_DECAY_NORMS=0", {"TRAIN_OPTIMIZER": "rprop"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_MIN_LR=0.001", {"TRAIN_SCHEDULE": "constant"}, "memory", 1, {}, "memory", 1),
-    ("TRAIN_LR_STEP_EPOCHS=3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
-    ("TRAIN_LR_GAMMA=0.3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
     ("TRAIN_DECAY_NORMS=0", {"TRAIN_WEIGHT_DECAY": "0"}, "memory", 1, {}, "memory", 1),
-    ("TRAIN_SCHEDULE=step", {}, "memory", 1, {"TRAIN_LR_STEP_EPOCHS": "3"}, "memory", 1),
     ("TRAIN_EARLY_STOPPING=5", {"TRAIN_EPOCHS": "2"}, "memory", 1, {}, "memory", 1),
-    ("TRAIN_SCHEDULE=step", {"TRAIN_STEPS": "300"}, "memory", 1, {"TRAIN_STEPS": "301"}, "memory", 1),
     (
         "TRAIN_MIXUP_ALPHA=1",
         {"TRAIN_STEPS": "30", "TRAIN_UNMIXED_EPOCHS": "3"},

@@ -37,8 +37,6 @@ DIVIDERS = (",", ";", "\t")
 SPLIT_COLUMNS = ("split", "set", "subset", "partition")
 # A line of a CSV file has a path and a name; the csv module's own limit is larger.
 MAX_NAME = 4096
-# What `surrogateescape` makes of bytes that are no UTF-8.
-NOT_UTF_8 = re.compile("[\udc80-\udcff]")
 
 
 def label_files(data_dir: Path, *, only_test: bool = False) -> tuple[Path, Path, Path | None]:
@@ -125,7 +123,8 @@ def read_table(path: Path, task: str) -> LabelTable:
                         f" {split}. Write a file for each of train, val and test."
                     )
                 name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
-                if odd := next(filter(NOT_UTF_8.search, (*cells, *columns)), ""):  # files may have any names
+                # What `surrogateescape` makes of bytes that are no UTF-8; files may have any names.
+                if odd := next((cell for cell in (*cells, *columns) if re.search("[\udc80-\udcff]", cell)), ""):
                     raise UserError(
                         f"{one_line(path)}, line {number}: {printable(odd)} is no UTF-8. Save the file as CSV UTF-8."
                     )

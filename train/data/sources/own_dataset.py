@@ -74,9 +74,9 @@ def list_split(settings: TrainSettings, split: str, dataset: Any, targets: Targe
     if targets is not None:
         rows = [tuple(np.atleast_1d(np.asarray(label, dtype=np.float64)).tolist()) for label in labels]
         targets.names = tuple(map(str, classes)) or tuple(f"value{index}" for index in range(len(rows[0])))
-        is_mark = settings.data.task == "multilabel"
         fit = [
-            len(row) == len(targets.names) and all(one in (0, 1) if is_mark else abs(one) < MAX_TARGET for one in row)
+            len(row) == len(targets.names)
+            and all(one in (0, 1) if settings.data.task == "multilabel" else abs(one) < MAX_TARGET for one in row)
             for row in rows
         ]
         check_labels(settings.data, split, labels, fit)
