@@ -105,21 +105,21 @@ def model_report(
     given: ParsedSettings[TrainSettings], plan: Plan, facts: DatasetInfo, inputs: PlanInputs
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
-    from train.planning.image_sizes import image_sizes, model_input_shape
+    from train.planning.image_sizes import image_sizes
     from train.planning.model_report import ModelQuestion, ModelReport, ask_about_model, has_single_images, needs_report
     from train.setting_groups.optimization import DEFAULT_LR, SGD
 
-    shape = model_input_shape(given.values.data, facts.shape)
-    ranks = plan.nodes.world_size
+    sizes, ranks = image_sizes(given.values.data, facts.shape), plan.nodes.world_size
+    shape = sizes.train
     if not needs_report(given, shape, ranks):
         return ModelReport(default_lr=DEFAULT_LR.get(given.values.optim.optimizer.lower(), DEFAULT_LR[SGD]))
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     question = ModelQuestion(
         shape=shape,
         classes=facts.classes,
-        other_shapes=image_sizes(given.values.data, facts.shape).other_shapes,
+        other_shapes=sizes.other_shapes,
         memory_bytes=rank_memory_bytes(plan, inputs.machine),
-        single_images=has_single_images(given.values, ranks),
+        single_shapes=(shape, *sizes.smaller_shapes) if has_single_images(given.values, ranks) else (),
     )
     versions, cache = inputs.machine.packages.versions, user_cache_dir(inputs.environ)
     return ask_about_model(given, recipe, question, inputs.python, versions, cache)

@@ -86,7 +86,7 @@ def fallback_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]
     if temporary and not is_writable(home):
         if home in ("", "/") or not is_folder(home):
             fallbacks["HOME"] = (folder, why)
-            caches = environ.get("XDG_CACHE_HOME") or temporary
+            caches = environ.get("XDG_CACHE_HOME") or temporary  # else they are below the new home
         elif not environ.get("MPLCONFIGDIR"):
             fallbacks["MPLCONFIGDIR"] = (f"{folder}/matplotlib", why)
     if temporary and (problem := why_not_writable(Path(caches))):

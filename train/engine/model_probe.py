@@ -26,7 +26,6 @@ from train.optimization.optimizer import (
     default_lr,
     find_optimizer,
 )
-from train.planning.image_sizes import image_sizes
 from train.planning.model_report import ModelQuestion, ModelReport
 from train.setting_groups.network import OWN_MODELS, NetworkSettings
 from train.setting_groups.optimization import OptimizationSettings
@@ -63,8 +62,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
     needs_contiguous = is_own and settings.compute.channels_last and views_contiguous(model, question.shape)
     without = try_training(settings.network, model, question.shape) if is_own else ()
     try_step(settings.optim, optimizer)
-    smaller = image_sizes(settings.data, question.shape).smaller_shapes if question.single_images else ()
-    problems = (single_image_problem(model, shape) for shape in (question.shape, *smaller))
+    problems = (single_image_problem(model, shape) for shape in question.single_shapes)
     kind = find_optimizer(settings.optim)
     return ModelReport(
         weights=one_line(text),
@@ -74,7 +72,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
         trainable=trainable,
         without_gradient=without,
         needs_contiguous=needs_contiguous,
-        single_image_problem=next(filter(None, problems), "") if question.single_images else "",
+        single_image_problem=next(filter(None, problems), ""),
         default_lr=default_lr(settings.optim, kind),
         has_weight_decay="weight_decay" in argument_defaults(kind),
     )

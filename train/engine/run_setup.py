@@ -140,7 +140,7 @@ def setup_run(
     model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
     trainer = model_builder.create_trainer(total_steps, start)
     trainer.teacher = load_teacher(settings, data.classes, source.normalize)
-    check_trainable(model_builder, trainer, start.epoch if start else 0, epochs)
+    check_trainable(settings, trainer, start.epoch if start else 0, epochs)
     observed = observe_rank(plan)
     ranks = group.gather(observed, type(observed))
     # Each rank compares with its own node's plan.
@@ -274,9 +274,8 @@ def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
         source.normalize = Normalize.from_metadata(saved, own.mean.device, own.layout)
 
 
-def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:
+def check_trainable(settings: TrainSettings, trainer: Trainer, first_epoch: int, epochs: int) -> None:
     """Raise `UserError` before the first epoch for a pruning that comes too late."""
-    settings = model_builder.settings
     if not settings.network.prune_ratio or trainer.state.pruned:
         return
     if first_epoch >= epochs:

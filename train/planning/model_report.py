@@ -38,7 +38,8 @@ class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What the child process builds: the trainer's variables, the images' shapes and the classes.
 
     `shape` is that of training, and `other_shapes` are further ones that the model must take. `memory_bytes` is what a
-    rank has, 0 if unknown. With `single_images`, a micro-batch may be one image, which BatchNorm sees alone.
+    rank has, 0 if unknown. `single_shapes` are those of which a micro-batch may be one image, which
+    BatchNorm sees alone.
     """
 
     variables: dict[str, str] = {}
@@ -46,7 +47,7 @@ class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     other_shapes: tuple[ImageShape, ...] = ()
     memory_bytes: int = 0
-    single_images: bool = False
+    single_shapes: tuple[ImageShape, ...] = ()
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):

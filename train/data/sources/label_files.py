@@ -99,7 +99,7 @@ def read_table(path: Path, task: str) -> LabelTable:
 
     A column `label` holds all that is known of an image; without it the task takes all columns but the file's.
     """
-    rows = []
+    rows: list[tuple[int, str, list[str]]] = []
     try:
         with path.open("rb") as file:  # Excel's "Unicode text" is UTF-16
             is_wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -124,7 +124,8 @@ def read_table(path: Path, task: str) -> LabelTable:
                     )
                 name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
                 # What `surrogateescape` makes of bytes that are no UTF-8; files may have any names.
-                if odd := next((cell for cell in (*cells, *columns) if re.search("[\udc80-\udcff]", cell)), ""):
+                looked_at = (text for text in (*cells, *(() if rows else columns)) if not text.isascii())
+                if odd := next((text for text in looked_at if re.search("[\udc80-\udcff]", text)), ""):
                     raise UserError(
                         f"{one_line(path)}, line {number}: {printable(odd)} is no UTF-8. Save the file as CSV UTF-8."
                     )

@@ -132,7 +132,8 @@ def encoded_image(settings: DataSettings, split: str, row: int, image: Any) -> b
         )
     out, is_flat = BytesIO(), image.mode in ("1", "L", "P", "RGB")
     mode = "RGBA" if is_flat and "transparency" in image.info else "RGB" if image.mode == "HSV" else image.mode
-    image.convert(mode).save(out, format="TIFF")  # holds all of Pillow's other modes, bit for bit
+    visible = image if mode == image.mode else image.convert(mode)
+    visible.save(out, format="TIFF")  # holds all of Pillow's other modes, bit for bit
     return out.getvalue()
 
 
