@@ -112,15 +112,8 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     cpu_binding: Annotated[
         Literal["auto", "ranks", "threads", "none"],
         about(
-            "CPU binding. ranks pins each rank to its own cores, threads also pins each OpenMP thread,"
-            " none disables it. auto: ranks."
-        ),
-    ] = "auto"
-    memory_binding: Annotated[
-        Literal["auto", "bind", "preferred", "default"],
-        about(
-            "Memory of a rank inside one NUMA node. auto binds it there, preferred allows other nodes,"
-            " default does nothing."
+            "CPU binding. ranks pins each rank to its own cores, and one inside a NUMA node to its memory; threads also"
+            " pins each OpenMP thread; none disables it. auto: ranks."
         ),
     ] = "auto"
     openmp: Annotated[

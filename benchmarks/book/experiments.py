@@ -162,7 +162,7 @@ MOST_RANKS = max(ranks for ranks in (1, *GLOO_RANKS) if ranks <= CORES)
 EXPERIMENTS = (
     Experiment(
         "2", "Bias", "Without biases in the first layers training is faster, and accuracy the same.",
-        (Variant("with bias", {}, 148, 83.99), Variant("without bias", {"TRAIN_BIAS": "0"}, 125, 83.76)),
+        (Variant("with bias", {}, 148, 83.99), Variant("without bias", {"TRAIN_MODEL_ARGS": "bias=0"}, 125, 83.76)),
         faster("without bias", "with bias"),
     ),
     Experiment(

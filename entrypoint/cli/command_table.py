@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "predict": ("train.predict_settings", "PredictSettings"),
 }
 SWITCHES = {
-    "json": "print plan, checks or ranks as JSON",
+    "json": "print plan, checks, ranks or result as JSON",
     "dry-run": "show the plan and start nothing",
     "verbose": "show every decision of the plan",
     "network": "show how data travels between the nodes, and measure it",

@@ -48,7 +48,8 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     @property
     def launches(self) -> bool:
         """Return whether a launch follows, rather than a plan on the screen."""
-        return self.command != "plan" and not self.switches & {"dry-run", "json"}
+        shows = {"dry-run"} if self.command == "evaluate" else {"dry-run", "json"}  # its result is JSON too
+        return self.command != "plan" and not self.switches & shows
 
     @property
     def program_words(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, PeerLostError, Repo
 
 # Set by the process that starts mpirun: ranks on any node then also print status records for it on standard error.
 STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
+# Set by `evaluate --json`: the program prints its result as JSON.
+RESULT_VAR = "ENTRYPOINT_RESULT"
 STATUS_PREFIX = "entrypoint-status: "
 # A rank's monitor has a file in memory for what the rank says about its end, where torchrun has none.
 RECORD_VAR = "ENTRYPOINT_ERROR_RECORD"

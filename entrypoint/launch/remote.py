@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from entrypoint.core.console import STATUS_VAR
+from entrypoint.core.console import RESULT_VAR, STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, is_secret, printable
 from entrypoint.core.files import exists, is_folder, read_regular
 from entrypoint.core.process import own_command
@@ -53,7 +53,15 @@ FORWARDED_PREFIXES = (
     "I_MPI_",
     "ACCELERATE_",
 )
-FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR, ALLOCATION_VAR)
+FORWARDED_NAMES = (
+    "PATH",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    START_TIME_VAR,
+    ALLOCATION_VAR,
+    RESULT_VAR,
+)
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
 TCP_KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
 

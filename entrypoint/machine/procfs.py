@@ -84,12 +84,12 @@ def read_link(path: Path) -> str:
 # Of set_mempolicy(2): asm/unistd.h of each architecture.
 SYSCALL_NUMBERS = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261}
 # linux/mempolicy.h; the policy is kept across execve(2).
-MEMORY_POLICY_MODES = {"preferred": 1, "bind": 2}
+MPOL_BIND = 2
 MAX_NODES = 1024
 
 
-def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
-    """Allocate memory of this process and its children only on (`bind`) or first on (`preferred`) these nodes.
+def bind_memory(nodes: tuple[int, ...]) -> None:
+    """Allocate memory of this process and its children only on these nodes.
 
     Raises OSError if the kernel or a container's seccomp filter does not allow it.
     """
@@ -104,7 +104,7 @@ def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
     for node in nodes:
         mask[node // width] |= 1 << (node % width)
     # The kernel reads one bit less than maxnode (set_mempolicy(2), bugs).
-    if ctypes.CDLL(None, use_errno=True).syscall(number, MEMORY_POLICY_MODES[policy], mask, MAX_NODES + 1) != 0:
+    if ctypes.CDLL(None, use_errno=True).syscall(number, MPOL_BIND, mask, MAX_NODES + 1) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -178,15 +178,11 @@ def decide_memory(
         return ((),) * len(cpus), ()
     node_of = {cpu.id: cpu.node for cpu in machine.cpus}
     nodes = tuple(tuple({node_of[cpu] for cpu in share}) for share in cpus)
-    if values.memory_binding == "default":
-        return ((),) * len(cpus), (inputs.decide("memory_binding", "memory", "default", ""),)
     bound = tuple(within if len(within) == 1 and within[0] in machine.memory_nodes else () for within in nodes)
     if not any(bound):
         return bound, (Decision("memory", "default", "a rank spans NUMA nodes: first touch places memory"),)
     where = format_cpu_list(tuple({node for within in bound for node in within}))
-    policy = "bind" if values.memory_binding == "auto" else values.memory_binding
-    reason = "each rank's to the NUMA node of its cores"
-    return bound, (inputs.decide("memory_binding", "memory", f"{policy} {where}", reason),)
+    return bound, (Decision("memory", f"bind {where}", "each rank's to the NUMA node of its cores"),)
 
 
 def warn_srun_cpus_per_task(inputs: PlanInputs) -> tuple[str, ...]:

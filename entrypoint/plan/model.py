@@ -108,10 +108,9 @@ class RendezvousPlan(Struct, frozen=True, kw_only=True):
 
 
 class BindingPlan(Struct, frozen=True, kw_only=True):
-    """What is pinned, how memory is bound, the map of ranks on cores, and the CPUs left to other processes."""
+    """What is pinned, the map of ranks on cores, and the CPUs left to other processes."""
 
     cpu_binding: str = "ranks"
-    memory_policy: str = "bind"
     core_map: tuple[str, ...] = ()
     reserved_cpus: int = 0
 

@@ -113,7 +113,6 @@ def plan_binding(inputs: PlanInputs, binding: BindingDecision) -> BindingPlan:
     values = inputs.settings.values
     return BindingPlan(
         cpu_binding="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
-        memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
         core_map=core_map(inputs.machine, binding.ranks),
         reserved_cpus=binding.reserved_cpus,
     )

@@ -52,11 +52,11 @@ def prepare_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> tuple[Job,
     if not job.on_one_node:
         environment |= rendezvous_variables(environment, plan.rendezvous.timeout_s, job)
     if plan.binding.cpu_binding != "none":
-        pin_process(rank, plan.binding.memory_policy)
+        pin_process(rank)
     return job, environment
 
 
-def pin_process(rank: RankPlan, memory_policy: str) -> None:
+def pin_process(rank: RankPlan) -> None:
     """Pin this process, and so all its threads and children, to the rank's CPUs and memory.
 
     Raises `UserError` if the CPUs are not available. If memory cannot be bound (a container's seccomp filter forbids
@@ -74,13 +74,10 @@ def pin_process(rank: RankPlan, memory_policy: str) -> None:
         from entrypoint.machine.procfs import bind_memory
 
         try:
-            bind_memory(memory_policy, rank.memory_nodes)
+            bind_memory(rank.memory_nodes)
         except OSError as error:
             nodes = format_cpu_list(rank.memory_nodes)
-            log(
-                f"warning: local rank {rank.local_rank}: memory cannot be bound to node {nodes} ({error.strerror})."
-                " Set LAUNCH_MEMORY_BINDING=default to skip it."
-            )
+            log(f"warning: local rank {rank.local_rank}: memory cannot be bound to node {nodes} ({error.strerror}).")
 
 
 def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | None:

@@ -33,6 +33,7 @@ from train.settings import BOOK_PIXELS, TrainSettings
 
 KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
+SYNTHETIC_CLASSES = 10
 # Headers that are read: of so many images, evenly over the classes, and of more while all are gray.
 SAMPLED_IMAGES, SAMPLED_GRAY_IMAGES = 128, 1000
 
@@ -217,7 +218,7 @@ def inspect_synthetic(settings: DataSettings) -> DatasetInfo:
     Each value is 2 bytes while it is made, and then 1. A value of a class's center is 8 bytes, and so is a label.
     """
     channels, height, width = (int(part) for part in settings.synthetic_shape.split("x"))
-    train, count = settings.synthetic_images, settings.synthetic_classes
+    train, count = settings.synthetic_images, SYNTHETIC_CLASSES
     test = max(count, train // 5)
     values = channels * height * width
     loading = 3 * values * train + 8 * values * count + 8 * (train + test)

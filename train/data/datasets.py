@@ -196,15 +196,15 @@ def load_digits(_: TrainSettings) -> DataSet:
 
 def load_synthetic(settings: TrainSettings) -> DataSet:
     """Return noise around one random image per class: learnable, in any shape, equal for equal seeds."""
-    facts, classes = inspect_synthetic(settings.data), settings.data.synthetic_classes
+    facts = inspect_synthetic(settings.data)
     channels, height, width = facts.shape
     centres = torch.randint(
-        64, 192, (classes, height, width, channels), generator=make_generator(settings.optim.seed, "centres")
+        64, 192, (len(facts.classes), height, width, channels), generator=make_generator(settings.optim.seed, "centres")
     )
 
     def draw(count: int, split: str) -> ImageTensors:
         random = make_generator(settings.optim.seed, split)
-        labels = torch.randint(classes, (count,), generator=random)
+        labels = torch.randint(len(facts.classes), (count,), generator=random)
         images = torch.randint(-48, 49, (count, height, width, channels), generator=random, dtype=torch.int16)
         for start in range(0, count, 4096):
             images[start : start + 4096] += centres[labels[start : start + 4096]].to(torch.int16)

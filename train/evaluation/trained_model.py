@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace as replace_fields
-from pathlib import Path
 
 import torch
 from msgspec.structs import replace
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from entrypoint.core.console import write_stdout
+from entrypoint.core.console import RESULT_VAR, write_stdout
 from entrypoint.core.errors import UserError, count_text, one_line, printable
-from entrypoint.core.files import atomic_path, atomic_write_text
+from entrypoint.core.files import atomic_path
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
 from train.checkpoint.tensor_files import write_tensors
@@ -83,9 +83,11 @@ def evaluate_trained(
     if not group.is_main:
         return
     weights = average_file(trained) if settings.run.average else trained.weights
-    print_result(replace_fields(trained, weights=weights), score, skipped)
-    if settings.run.evaluation_file:
-        write_result(settings.run.evaluation_file, score, trained)
+    trained = replace_fields(trained, weights=weights)
+    if os.environ.get(RESULT_VAR):
+        print_json(trained, score)
+    else:
+        print_result(trained, score, skipped)
     if settings.run.max_loss is not None:
         from train.evaluation.exports import Exported  # late: few evaluations quantize
         from train.evaluation.quantize import quantize  # its packages are an extra
@@ -97,7 +99,7 @@ def evaluate_trained(
             resize_batch(source.sample(), sizes.eval),
             lambda network: score_of(network).accuracy,
             score.accuracy - settings.run.max_loss,
-            trained.weights.parent / INT8_FILE,
+            weights.parent / INT8_FILE,
         )
 
 
@@ -163,11 +165,11 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
         write_stdout("\n".join(lines))
 
 
-def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:
-    """Write the result as JSON; raises `UserError` if the file cannot be written."""
+def print_json(trained: TrainedRun, score: EvalResult) -> None:
+    """Print the result as JSON, with the confusion matrix."""
     values = {**evaluation_values(score, trained.classes, trained.settings.data.score), "weights": str(trained.weights)}
-    with disk_errors_as_user_errors(path):
-        atomic_write_text(path, json.dumps(values, allow_nan=False) + "\n")
+    with suppress(BrokenPipeError):
+        write_stdout(json.dumps(values, allow_nan=False))
 
 
 def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Structured pruning by L1 norm: filters and neurons with the smallest weights are removed.
+"""Structured pruning by L1 norm: the filters of convolutions with the smallest weights are removed.
 
 Only a state dict leaves this module, nothing else of the pruning library.
 `resize_to_state` shrinks a model of the same definition to that state, on other ranks and after a resume.
@@ -23,7 +23,8 @@ from train.models.registry import restore_state_metadata
 from train.setting_groups.network import NetworkSettings
 from train.settings import ImageShape
 
-LAYER_TYPES: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
+# Layers whose outputs could be removed; only those of convolutions are.
+LAYER_TYPES = (nn.Conv2d, nn.Linear)
 
 
 def prune_state(
@@ -51,7 +52,7 @@ def prune_state(
     if same_shapes(pruned, state):
         raise UserError(
             f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: removes nothing of {settings.model}, or would leave no filter"
-            " of a layer. Choose another ratio, or widen TRAIN_PRUNE_LAYER_TYPES.",
+            " of a layer. Choose another ratio.",
             ExitCode.MACHINE,
         )
     result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
@@ -59,11 +60,11 @@ def prune_state(
 
 
 def layers_to_prune(model: nn.Module, settings: NetworkSettings) -> list[str]:
-    """Return the layers that lose outputs: those of the configured types, except excluded ones and the last layer.
+    """Return the layers that lose outputs: convolutions, except excluded ones and the last layer.
 
     Raises `UserError` if an excluded name is not in the model, or if no layer remains.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYER_TYPES)}
     excluded = settings.prune_exclude.split(",") if settings.prune_exclude else []
     matches = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
     for name in excluded:
@@ -72,13 +73,12 @@ def layers_to_prune(model: nn.Module, settings: NetworkSettings) -> list[str]:
                 f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
                 f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
             )
-    kinds = tuple(LAYER_TYPES[kind] for kind in settings.prune_layer_types.split(","))
     protected = {list(layers)[-1]}.union(*matches.values())
-    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in protected]
+    names = [name for name, module in layers.items() if isinstance(module, nn.Conv2d) and name not in protected]
     if not names:
         raise UserError(
-            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
-            " TRAIN_PRUNE_LAYER_TYPES"
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no convolution left to prune."
+            " Unset it, or exclude fewer layers."
         )
     return names
 
@@ -87,7 +87,7 @@ def prune(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> 
     """Prune with Torch-Pruning, which removes dependent channels of several layers together (arXiv:2301.12900)."""
     import torch_pruning
 
-    others = [module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))
+    others = [module for name, module in model.named_modules() if isinstance(module, LAYER_TYPES)
               and name not in names]  # fmt: skip
     pruner = torch_pruning.pruner.BasePruner(
         model,

@@ -34,10 +34,15 @@ def build_model(settings: NetworkSettings, shape: ImageShape, classes: int) -> n
     each class.
     """
     name = settings.model
-    if settings.model_args and name in OWN_MODELS:
-        raise UserError(f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} takes no arguments. Unset it.")
+    if name in OWN_MODELS:
+        known = ["bias"] if name == "cnn" else []
+        arguments = model_arguments(settings)
+        if odd := next((argument for argument in arguments if argument not in known), ""):
+            raise unknown_argument_error(settings, odd, known)
+        if arguments.get("bias", 1) not in (0, 1):
+            raise UserError(f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: bias is 0 or 1. Correct it.")
     if name == "cnn":
-        return CNN(shape, classes, bias=settings.bias)
+        return CNN(shape, classes, bias=bool(arguments.get("bias", 1)))
     if name in WIDTHS:
         model: nn.Module = SpeedNet(WIDTHS[name], shape, classes)
     elif settings.is_own_model:
@@ -97,7 +102,7 @@ def unknown_argument_error(settings: NetworkSettings, name: str, known: Sequence
     """Return the error for an argument that a model does not take."""
     return UserError(
         f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} is no argument of {printable(settings.model)}."
-        f" {did_you_mean(name, known)}It takes {printable(', '.join(known))}."
+        f" {did_you_mean(name, known)}It takes {printable(', '.join(known)) or 'none'}."
     )
 
 

@@ -111,7 +111,8 @@ def fit_weights(
 ) -> FittedWeights:
     """Match a state's tensors with the model's by name and shape; raises `UserError` where they do not fit.
 
-    Only the head may be new: a file of another model often shares some names. TRAIN_WEIGHTS_STRICT=0 allows more.
+    Only the head may be new, and is where the file names other classes: a file of another model often shares some
+    names. TRAIN_WEIGHTS_STRICT=0 allows more.
     """
     source = f"TRAIN_WEIGHTS={printable(settings.weights)}"
     inner = without_adapter(model)
@@ -126,15 +127,8 @@ def fit_weights(
         and own[name].shape == state[name].shape
         and own[name].is_floating_point() == state[name].is_floating_point()
     }
-    if settings.head == "new":
+    if origin.classes not in ((), classes):
         same = {name for name in same if not in_modules(name, head)}
-    elif (
-        head and origin.classes not in ((), classes) and same.issuperset(name for name in own if in_modules(name, head))
-    ):
-        raise UserError(
-            f"{source}: its classes are {name_some(origin.classes)}, and the data set has {name_some(classes)}. Set"
-            " TRAIN_HEAD=new to train a new last layer."
-        )
     unused = tuple(
         name for name in state if name not in own and not name.startswith(AUXILIARY) and not name.endswith(COUNTERS)
     )

@@ -241,7 +241,7 @@ def lr_schedule(settings: OptimizationSettings, total_steps: int) -> Callable[[i
     It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
     (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983).
     """
-    peak, low = run_peak_lr(settings), settings.min_lr
+    peak = run_peak_lr(settings)
     share = settings.warmup
     if share == "auto":
         share = ONECYCLE_WARMUP if settings.schedule == "onecycle" else 0.0
@@ -252,9 +252,9 @@ def lr_schedule(settings: OptimizationSettings, total_steps: int) -> Callable[[i
             return peak * (step + 1) / (warm_steps + 1)
         left = (total_steps - step) / max(1.0, total_steps - warm_steps)
         if settings.schedule == "onecycle":
-            return low + (peak - low) * left
+            return peak * left
         if settings.schedule == "cosine":
-            return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+            return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
         return peak
 
     return lr

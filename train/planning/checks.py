@@ -20,10 +20,6 @@ MIN_PIXELS = {"cnn": 4, "speednet": 9, "speednet-half": 9}
 
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
-    if not given.values.network.bias and given.values.network.model != "cnn":
-        raise UserError(
-            f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.network.model}. Unset it."
-        )
     check_smallest_images(given, dataset)
     check_augment(given.values.data, dataset.shape[0])
     check_optimizer(given)

@@ -37,7 +37,6 @@ def plan_evaluation(
     `ask_model` has a child process build the model, for a size that only the model itself can refuse.
     """
     settings = given.values
-    check_result_file(settings.run.evaluation_file, "TRAIN_EVALUATION_FILE")
     check_new_model(given, plan)
     check_image_sizes(given, dataset)
     if image_sizes(settings.data, dataset.shape).other_shapes:

@@ -90,7 +90,7 @@ SMALLEST_SIDE, LARGEST_OF_CNN = 32, 96
 ENLARGED_SIDE, FEW_IMAGES, FEW_STEPS = "128", 10_000, 2_000
 # From here on a network of random weights learns the images by heart.
 PARAMETERS_PER_IMAGE = 1000
-NETWORK_SETTINGS = ("model", "weights", "bias", "prune_ratio")
+NETWORK_SETTINGS = ("model", "weights", "prune_ratio")
 
 
 def fine_tuning_values(

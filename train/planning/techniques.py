@@ -112,7 +112,7 @@ def describe_pruning(settings: NetworkSettings) -> str:
     """Return how the model is pruned, and when."""
     kept = f", but not {settings.prune_exclude}" if settings.prune_exclude else ""
     when = f"after {settings.prune_warmup} epoch{'s' * (settings.prune_warmup != 1)}"
-    return f"of {settings.prune_layer_types} layers{kept}, {when}"
+    return f"of convolutions{kept}, {when}"
 
 
 # Field -> the key in the plan, the value that says off, and a description (pruning has its own).
@@ -165,8 +165,8 @@ def decide_techniques(
 
 
 def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
-    """Return the model, with the note that it has no biases."""
-    model, detail = given.values.network.model, "" if given.values.network.bias else "without biases"
+    """Return the model, with its arguments."""
+    model, detail = given.values.network.model, printable(given.values.network.model_args)
     by_recipe = (
         "by the recipe" if given.values.network.recipe != "default" else "its size does not grow with the images"
     )
@@ -197,7 +197,6 @@ def decide_optimizer(given: ParsedSettings[TrainSettings], report: ModelReport) 
     optim = given.values.optim
     parts = {
         f"learning rate {peak_lr(optim, report.default_lr):g}, schedule {optim.schedule}": True,
-        f" down to {optim.min_lr:g}": optim.min_lr and optim.schedule != "constant",
         f", head {optim.head_lr or 0:g}": optim.head_lr,
         f", a factor of {optim.lr_layer_decay:g} for each block before": optim.lr_layer_decay < 1,
         "; no weight decay for biases and normalization layers": not optim.decay_norms,

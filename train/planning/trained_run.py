@@ -133,7 +133,7 @@ def as_variables(values: Mapping[str, object]) -> dict[str, str]:
 
 
 # What belongs to one start of a run, not to the run; the folder is that of the run, unless the user names another.
-OF_A_START = ("resume", "resume_allow_changed", "run_name", "output_dir", "max_minutes", "evaluate", "evaluation_file")
+OF_A_START = ("resume", "resume_allow_changed", "run_name", "output_dir", "max_minutes", "evaluate")
 
 
 def with_resumed_settings(

@@ -30,7 +30,6 @@ from train.planning.model_report import ModelReport
 from train.planning.recipes import warn_of_size
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques, decide_tensorboard, unused_settings
-from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
@@ -178,12 +177,12 @@ def settled_variables(settings: TrainSettings, report: ModelReport) -> dict[str,
 
 
 def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
-    """Raise `UserError` for what the model does not allow, and for a schedule that rises.
+    """Raise `UserError` for what the model does not allow.
 
     DDP would wait for parameters without a gradient. BatchNorm needs two values per channel, and models for larger
     images reduce small ones to one pixel.
     """
-    settings, peak = given.values, peak_lr(given.values.optim, report.default_lr)
+    settings = given.values
     if report.single_image_problem:
         steps = settings.optim.grad_accum_steps
         raise UserError(
@@ -201,10 +200,6 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
         raise UserError(
             f"{given.sources['channels_last']}: the model has a `view` that this layout does not allow. Unset it, or"
             " use `reshape`."
-        )
-    if settings.optim.schedule != "constant" and settings.optim.min_lr > peak:
-        raise UserError(
-            f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."
         )
 
 
@@ -258,7 +253,7 @@ def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, mem
         raise UserError(
             f"TRAIN_DATASET={given.values.data.dataset}: loading it takes {needed / 2**30:,.1f} GiB on"
             f" {count_text(ranks, 'rank')}, and this node has {memory_bytes / 2**30:,.1f} GiB. Lower"
-            " TRAIN_SYNTHETIC_IMAGES, TRAIN_SYNTHETIC_SHAPE or TRAIN_SYNTHETIC_CLASSES.",
+            " TRAIN_SYNTHETIC_IMAGES or TRAIN_SYNTHETIC_SHAPE.",
             ExitCode.MACHINE,
         )
 

@@ -125,10 +125,6 @@ class DataSettings(Settings, frozen=True, kw_only=True):
             needs="dataset=synthetic",
         ),
     ] = 2560
-    synthetic_classes: Annotated[
-        Annotated[int, Meta(ge=2, le=10**5)],
-        about("synthetic: number of classes.", evaluate="adopted", needs="dataset=synthetic"),
-    ] = 10
     synthetic_shape: Annotated[
         Annotated[
             str,

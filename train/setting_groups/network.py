@@ -50,7 +50,8 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
     model_args: Annotated[
         Annotated[str, Meta(pattern=r"^( *[A-Za-z_]\w*=[^ ]+)* *$", title="name=value, divided by blanks")],
         about(
-            "Further arguments of the model, of timm, torchvision or your function: drop_path_rate=0.1 img_size=128.",
+            "Further arguments of the model, of timm, torchvision or your function: drop_path_rate=0.1 img_size=128."
+            " cnn takes bias=0.",
             resume="must_keep",
             evaluate="adopted",
         ),
@@ -71,14 +72,6 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
             "Refuse weights that do not fill all layers but the head. 0 loads what fits.", speed=False, needs="weights"
         ),
     ] = True
-    head: Annotated[
-        Literal["auto", "new"],
-        about(
-            "The last layer. auto: from the weights, or new if they have other classes. new: always new.",
-            speed=False,
-            needs="weights",
-        ),
-    ] = "auto"
     freeze: Annotated[
         str,
         about(
@@ -87,21 +80,13 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
             resume="must_keep",
         ),
     ] = ""
-    bias: Annotated[bool, about("Bias parameters in the layers of cnn.", resume="must_keep", evaluate="adopted")] = True
     prune_ratio: Annotated[
         BelowOne,
         about(
-            "Fraction of each layer's filters to prune, smallest L1 norm first; 0 disables pruning.", evaluate="adopted"
+            "Fraction of each convolution's filters to prune, smallest L1 norm first; 0: none.",
+            evaluate="adopted",
         ),
     ] = 0.0
-    prune_layer_types: Annotated[
-        Annotated[
-            str, Meta(pattern=r"^(conv2d|linear)(,(conv2d|linear))*$", title="conv2d, linear, or both with a comma")
-        ],
-        about(
-            "Types of layers to prune: conv2d, linear, or both with a comma.", evaluate="adopted", needs="prune_ratio"
-        ),
-    ] = "conv2d"
     prune_exclude: Annotated[
         str, about("Layers to keep unpruned, with commas: conv1,layer1.", evaluate="adopted", needs="prune_ratio")
     ] = ""

@@ -71,9 +71,6 @@ class OptimizationSettings(Settings, frozen=True, kw_only=True):
         Auto | Fraction,
         about("Fraction of all steps used for warm-up. auto: 0.25 for onecycle, else none.", speed=False),
     ] = "auto"
-    min_lr: Annotated[
-        NotNegative, about("Learning rate at the end of the schedule.", speed=False, needs="schedule!=constant")
-    ] = 0.0
     loss: Annotated[
         Literal["auto", "cross_entropy", "bce", "focal", "mse", "mae", "huber"],
         about(

@@ -52,16 +52,6 @@ class RunSettings(Settings, frozen=True, kw_only=True):
             evaluate="own",
         ),
     ] = ""
-    evaluation_file: Annotated[
-        Path | None,
-        about(
-            "evaluate: also write the result as JSON, with the confusion matrix.",
-            speed=False,
-            resume="may_change",
-            evaluate="own",
-            needs="evaluate",
-        ),
-    ] = None
     average: Annotated[
         str,
         about(

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from entrypoint.cli.commands import train_run
 from entrypoint.cli.parser import Invocation
+from entrypoint.core.console import RESULT_VAR
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.packages import require_extra
 
@@ -34,7 +35,8 @@ def run(invocation: Invocation) -> int:
         defaults["TRAIN_MAX_LOSS"] = "1"
     if name != "evaluate":
         flags = {variable: value for variable, value in defaults.items() if variable not in invocation.environ} | flags
-    return train_run.run(replace(invocation, command=replace(command, flags=flags, words=())))
+    environ = {**invocation.environ, RESULT_VAR: "json"} if command.json else invocation.environ
+    return train_run.run(replace(invocation, command=replace(command, flags=flags, words=()), environ=environ))
 
 
 def best_of_run(folder: str) -> list[str]:

@@ -47,7 +47,7 @@ def test_module_runs_as_python_does() -> None:
     ("argv", "flags"),
     [
         (["train", "--epochs=3", "--nproc-per-node", "2"], {"LAUNCH_NPROC_PER_NODE": "2", "TRAIN_EPOCHS": "3"}),
-        (["train", "--oversubscribe", "--bias", "0"], {"LAUNCH_OVERSUBSCRIBE": "1", "TRAIN_BIAS": "0"}),
+        (["train", "--oversubscribe", "--decay-norms", "0"], {"LAUNCH_OVERSUBSCRIBE": "1", "TRAIN_DECAY_NORMS": "0"}),
         (["plan", "--epochs", "3", "train", "--threads", "1"], {"LAUNCH_THREADS": "1", "TRAIN_EPOCHS": "3"}),
         (["train", "--threads=1", "--threads=2"], {"LAUNCH_THREADS": "2"}),
         (["plan"], {}),

@@ -83,19 +83,12 @@ def test_quota_3_5_gives_one_rank_three_threads() -> None:
 def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory() -> None:
     made = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,), (1,)]
-    assert made.binding.memory_policy == "bind"
+    assert next(one.value for one in made.decisions if one.key == "memory") == "bind 0-1"
     gaps = simulated_machine("nodes with gaps")
     assert [rank.memory_nodes for rank in make_test_plan(gaps).ranks] == [(0,), ()], "node 8 has no memory"
     wide = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"), {"LAUNCH_NPROC_PER_NODE": "1"})
     assert wide.ranks[0].memory_nodes == ()
     assert "first touch" in reason_for(wide, "memory")
-
-
-@pytest.mark.parametrize(("memory", "policy", "nodes"), [("preferred", "preferred", (0,)), ("default", "default", ())])
-def test_memory_binding_set_by_user_wins(memory: str, policy: str, nodes: tuple[int, ...]) -> None:
-    made = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY_BINDING": memory})
-    assert (made.binding.memory_policy, made.ranks[0].memory_nodes) == (policy, nodes)
-    assert reason_for(made, "memory") == f"(set by you) LAUNCH_MEMORY_BINDING={memory}"
 
 
 def test_gpu_ranks_get_cores_near_their_gpu() -> None:

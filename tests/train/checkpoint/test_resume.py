@@ -47,9 +47,9 @@ def test_other_settings_are_named_as_users_write_them(
     assert load(path, SETTINGS | {name: now}, changed=True).changes == (said,)
 
 
-@pytest.mark.parametrize("name", ["model", "bias", "optimizer"])
+@pytest.mark.parametrize("name", ["model", "freeze", "optimizer"])
 def test_settings_that_give_tensors_a_meaning_cannot_change(tmp_path: Path, name: str) -> None:
-    settings = SETTINGS | {"model": "cnn", "bias": True, "optimizer": "sgd"}
+    settings = SETTINGS | {"model": "cnn", "freeze": "backbone", "optimizer": "sgd"}
     path = save(tmp_path, 1, settings=settings)
     refusal(
         load,
@@ -198,5 +198,6 @@ def test_checkpoint_after_the_end_of_the_run_is_refused(tmp_path: Path) -> None:
 
 def test_setting_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
     path = save(tmp_path, 10)
-    load_first_valid([path], {**SETTINGS, "head": "auto"}, changed=False)
-    refusal(load_first_valid, [path], {**SETTINGS, "head": "new"}, changed=False, match="TRAIN_HEAD was auto, is new")
+    load_first_valid([path], {**SETTINGS, "prune_exclude": ""}, changed=False)
+    newer = {**SETTINGS, "prune_exclude": "fc1"}
+    refusal(load_first_valid, [path], newer, changed=False, match="TRAIN_PRUNE_EXCLUDE was unset, is fc1")

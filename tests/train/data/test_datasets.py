@@ -49,12 +49,10 @@ def test_digits_every_fifth_of_a_class_is_test() -> None:
 
 
 def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
-    settings = TrainSettings().with_values(
-        dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7", synthetic_classes=4
-    )
+    settings = TrainSettings().with_values(dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7")
     data = load(settings, inspect_dataset(settings).shape, "memory", CREW)
     train, again = images(data.train), images(load(settings, (2, 5, 7), "memory", CREW).train)
-    assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 4)
+    assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 10)
     assert len(images(data.test)) == 12
     assert torch.equal(train.images, again.images)
     other = load(settings.with_values(seed=1), (2, 5, 7), "memory", CREW)

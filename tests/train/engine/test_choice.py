@@ -82,10 +82,8 @@ def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three
     epochs = epochs_of(entrypoint, "a")
     assert all("val_accuracy" in line and "test_accuracy" not in line for line in epochs)
     assert found["best_accuracy"] == pytest.approx(max(line["val_accuracy"] for line in epochs), abs=1e-4)
-    entrypoint.succeed("evaluate", "runs/a", "--evaluation-file=a.json", env=QUIET)
-    assert json.loads((entrypoint.folder / "a.json").read_text())["accuracy"] == pytest.approx(
-        found["test_accuracy"], abs=1e-4
-    )
+    again = json.loads(entrypoint.succeed("evaluate", "runs/a", "--json", env=QUIET).out)
+    assert again["accuracy"] == pytest.approx(found["test_accuracy"], abs=1e-4)
 
 
 @pytest.mark.launch

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "adamw": {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine"},
     "profile": {"TRAIN_PROFILE": "1"},
     "deterministic": {"TRAIN_DETERMINISTIC": "1"},
-    "no bias": {"TRAIN_BIAS": "0"},
+    "no bias": {"TRAIN_MODEL_ARGS": "bias=0"},
     "smoothing": {"TRAIN_LABEL_SMOOTHING": "0.1"},
     "augment": {"TRAIN_AUGMENT": "trivial", "TRAIN_ERASING": "0.5", "TRAIN_REPEATED_AUGMENT": "2"},
     "crops": {"TRAIN_TRANSFORMS": "imagenet", "TRAIN_AUGMENT": "rand-9-2"},
@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "TRAIN_HEAD_LR": "0.01",
         "TRAIN_LR": "0.001",
     },
-    "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "cosine", "TRAIN_MIN_LR": "0.001"},
+    "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "cosine"},
     "evaluation": {"TRAIN_TEST_TIME_AUGMENT": "flip-shift", "TRAIN_EVAL_EVERY": "2"},
 }
 SPEEDNET = {

@@ -93,7 +93,7 @@ def test_what_cannot_be_averaged_is_refused_by_the_plan(trained: Entrypoint, wor
 
 
 def test_frozen_statistics_stay(trained: Entrypoint) -> None:
-    env = {"TRAIN_EPOCHS": "3", "TRAIN_FREEZE": "statistics", "TRAIN_WEIGHTS": "runs/plain", "TRAIN_HEAD": "auto"}
+    env = {"TRAIN_EPOCHS": "3", "TRAIN_FREEZE": "statistics", "TRAIN_WEIGHTS": "runs/plain"}
     trained.train(env=RUN | env | {"TRAIN_RUN_NAME": "frozen"})
     run = trained.folder / "runs/frozen"
     trained.succeed("average", "runs/frozen")

@@ -62,12 +62,11 @@ def test_run_leaves_weights_and_an_evaluation(entrypoint: Entrypoint, trained: P
 def test_evaluation_finds_the_accuracy_of_the_run(
     entrypoint: Entrypoint, trained: Path, what: str, ranks: dict[str, str]
 ) -> None:
-    report = entrypoint.folder / "report.json"
-    result = entrypoint.succeed("evaluate", trained / what, "--evaluation-file", report, env=QUIET | ranks)
-    found, own = (json.loads(one.read_text()) for one in (report, trained / "evaluation.json"))
+    words, own = ("evaluate", trained / what), json.loads((trained / "evaluation.json").read_text())
+    found = json.loads(entrypoint.succeed(*words, "--json", env=ranks).out)
     assert found["confusion"] == own["confusion"]
     assert found["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert f"accuracy  {own['accuracy']:.2f} % of 12 images" in result.out
+    assert f"accuracy  {own['accuracy']:.2f} % of 12 images" in entrypoint.succeed(*words, env=QUIET | ranks).out
 
 
 def test_evaluation_on_other_data_goes_by_the_names_of_classes(
@@ -76,22 +75,13 @@ def test_evaluation_on_other_data_goes_by_the_names_of_classes(
     other = entrypoint.folder / "other"
     shutil.copytree(image_folder / "test", other)
     shutil.rmtree(other / "class0")
-    report = entrypoint.folder / "report.json"
-    words = ("evaluate", trained, "--data-dir", other, "--evaluation-file", report)
-    assert entrypoint(*words, env=QUIET).code == 0
-    found, own = (json.loads(one.read_text()) for one in (report, trained / "evaluation.json"))
+    words, own = ("evaluate", trained, "--data-dir", other), json.loads((trained / "evaluation.json").read_text())
+    found = json.loads(entrypoint.succeed(*words, "--json", env=QUIET).out)
     assert found["confusion"] == [[0, 0, 0], *own["confusion"][1:]]
     (other / "class2").rename(other / "zebra")
     for command in (words, ("plan", "--evaluate", trained, "--data-dir", other)):
         assert "the model knows no class zebra; it knows class0, class1, class2" in entrypoint.error_line(
             *command, env=QUIET
-        )
-
-
-def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypoint, trained: Path) -> None:
-    for words in (("evaluate", trained), ("plan", "--evaluate", trained)):
-        assert entrypoint.error_line(*words, "--evaluation-file", "/proc/nobody/x.json", env=QUIET).startswith(
-            "entrypoint: error: --evaluation-file=/proc/nobody/x.json: cannot be written"
         )
 
 
@@ -192,11 +182,9 @@ def test_test_time_augmentation_holds_for_later_commands(
 ) -> None:
     env = imagefolder(image_folder, TRAIN_TEST_TIME_AUGMENT="flip-shift", TRAIN_RUN_NAME="six")
     summary = entrypoint.train(env=env | ranks)
-    entrypoint.succeed("evaluate", "runs/six", "--evaluation-file=six.json")
-    six = json.loads((entrypoint.folder / "six.json").read_text())
+    six = json.loads(entrypoint.succeed("evaluate", "runs/six", "--json").out)
     assert six["loss"] == pytest.approx(summary["test_loss"], abs=1e-4)
-    entrypoint.succeed("evaluate", "runs/six", "--evaluation-file=one.json", "--test-time-augment=off")
-    one = json.loads((entrypoint.folder / "one.json").read_text())
+    one = json.loads(entrypoint.succeed("evaluate", "runs/six", "--json", "--test-time-augment=off").out)
     assert one["loss"] != six["loss"]
     result = entrypoint.succeed("predict", "runs/six", image_folder / "test", "--format=json", "--top=3")
     shares = {Path(line["file"]): line["predictions"] for line in json.loads(result.out)}

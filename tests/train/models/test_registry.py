@@ -19,11 +19,11 @@ from train.setting_groups.network import NetworkSettings
 
 
 @pytest.mark.parametrize(
-    ("shape", "bias", "parameters"),
-    [((1, 28, 28), True, 1_630_090), ((3, 32, 32), True, 2_122_186), ((1, 28, 28), False, 1_629_472)],
+    ("shape", "arguments", "parameters"),
+    [((1, 28, 28), "", 1_630_090), ((3, 32, 32), "bias=true", 2_122_186), ((1, 28, 28), "bias=0", 1_629_472)],
 )
-def test_cnn_has_the_books_parameters(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
-    assert count_parameters(build_model(NetworkSettings(model="cnn", bias=bias), shape, 10)) == parameters
+def test_cnn_has_the_books_parameters(shape: tuple[int, int, int], arguments: str, parameters: int) -> None:
+    assert count_parameters(build_model(NetworkSettings(model_args=arguments), shape, 10)) == parameters
 
 
 class BooksOrder(CNN):
@@ -217,7 +217,9 @@ def test_model_arguments_reach_the_model(folder: Path, name: str, arguments: str
         ("resnet18", "num_classes=3", "num_classes is no argument to give, the data have classes"),
         ("timm:resnet18", "drop_path_rat=0.1", "is no argument of timm:resnet18. Did you mean drop_path_rate?"),
         ("timm:resnet18", "pretrained=true", "pretrained is no argument to give, TRAIN_WEIGHTS sets it"),
-        ("cnn", "width=3", "cnn takes no arguments"),
+        ("cnn", "width=3", "width is no argument of cnn. It takes bias."),
+        ("cnn", "bias=off", "bias is 0 or 1"),
+        ("speednet", "bias=0", "bias is no argument of speednet. It takes none."),
     ],
 )
 def test_model_argument_that_cannot_be_used(folder: Path, name: str, arguments: str, said: str) -> None:

@@ -19,8 +19,6 @@ SKIPPING = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets", "TRAIN_ON_
         ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1,442 images"),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "8"}, "TRAIN_PROFILE=8: needs 13 steps, 5 of them as a warm-up"),
         ({"TRAIN_PROFILE": "20", "TRAIN_EPOCHS": "1"}, "this run has 22. Lower it to 17 or train longer."),
-        ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "resnet18"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
-        ({"TRAIN_BIAS": "0", "TRAIN_MODEL": "speednet"}, "TRAIN_BIAS=0: only the cnn can do without biases"),
         (
             {"TRAIN_AUGMENT": "trivial,hflip-0"},
             "hflip-0: hflip has no effect, as none does not take a chance to flip",
@@ -46,7 +44,6 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
         ({"TRAIN_MODEL": "speednet"}, DatasetInfo(100, (3, 32, 32))),
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
-        ({"TRAIN_BIAS": "0"}, DIGITS),
         ({"TRAIN_AUGMENT": "hflip-0,gray-0.1"}, DatasetInfo(100, (3, 32, 32), train_images=100)),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "23"}, DIGITS),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10", **SKIPPING}, DatasetInfo(99, (1, 8, 8), train_images=640)),

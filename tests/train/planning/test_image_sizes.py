@@ -129,8 +129,8 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
     summary = entrypoint.train(env=sized(larger_images, TRAIN_EVAL_SIZE="40", TRAIN_RUN_NAME="a", TRAIN_EXPORT="onnx"))
     found: dict[str, float] = {}
     for side in ("", "--eval-size=32", "--eval-size=48"):
-        entrypoint.succeed("evaluate", "runs/a", "--evaluation-file=a.json", *filter(None, [side]))
-        found[side] = json.loads((entrypoint.folder / "a.json").read_text())["loss"]
+        result = entrypoint.succeed("evaluate", "runs/a", "--json", *filter(None, [side]))
+        found[side] = json.loads(result.out)["loss"]
     assert found[""] == pytest.approx(summary["test_loss"], rel=1e-4)
     assert len({round(one, 6) for one in found.values()}) == 3
     entrypoint.succeed("predict", "runs/a", larger_images / "test")

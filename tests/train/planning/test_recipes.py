@@ -237,7 +237,6 @@ def test_batch_fits_few_images(images: int, at_hand: tuple[str, ...], more: dict
     [
         {"TRAIN_MODEL": "cnn"},
         {"TRAIN_WEIGHTS": "a.pth"},
-        {"TRAIN_BIAS": "0"},
         {"TRAIN_TRANSFORMS": "book"},
         {"TRAIN_DATASET": "cifar10"},
         {"TRAIN_EVALUATE": "runs/a"},

@@ -28,7 +28,7 @@ def resumed(folder: Path, **fields: str) -> tuple[TrainSettings, str]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     before = TrainSettings().with_values(
-        model="resnet18", lr=0.5, epochs=3, data_dir=Path("/photos"), bias=False, run_name="a"
+        model="resnet18", lr=0.5, epochs=3, data_dir=Path("/photos"), decay_norms=False, run_name="a"
     )
     (tmp_path / "settings.json").write_text(json.dumps(before.to_json()))
     return tmp_path
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_settings_are_those_of_the_run(run: Path) -> None:
     values, reason = resumed(run)
-    assert (values.network.model, values.optim.lr, values.optim.epochs, values.network.bias) == (
+    assert (values.network.model, values.optim.lr, values.optim.epochs, values.optim.decay_norms) == (
         "resnet18",
         0.5,
         3,

@@ -48,4 +48,4 @@ def test_technique_without_effect_is_not_shown() -> None:
 
 def test_pruning_says_which_layers_and_when() -> None:
     made = shown({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_EXCLUDE": "layer1", "TRAIN_PRUNE_WARMUP": "3"})
-    assert made["pruning"][1].endswith("of conv2d layers, but not layer1, after 3 epochs")
+    assert made["pruning"][1].endswith("of convolutions, but not layer1, after 3 epochs")

@@ -113,7 +113,6 @@ def test_run_that_cannot_resume_raises(environ: dict[str, str], said: str) -> No
         ({"TRAIN_SYNTHETIC_SHAPE": "3x9999x9999"}, 1, True),
         ({"TRAIN_SYNTHETIC_IMAGES": "1000000", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, 1, False),
         ({"TRAIN_SYNTHETIC_IMAGES": "1000000", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, 2, True),
-        ({"TRAIN_SYNTHETIC_CLASSES": "100000", "TRAIN_SYNTHETIC_SHAPE": "3x999x999"}, 1, True),
     ],
 )
 def test_synthetic_set_larger_than_memory_is_refused(more: dict[str, str], ranks: int, refused: bool) -> None:
