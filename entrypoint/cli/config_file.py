@@ -9,7 +9,7 @@ from typing import Any
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from entrypoint.core.files import read_regular
-from entrypoint.core.settings_base import Settings, describe_field, groups_of, variable_name
+from entrypoint.core.settings_base import Settings, describe_field, groups_of
 
 
 def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, str]:
@@ -34,7 +34,7 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
             hint = did_you_mean(table, groups)
             tables_text = ", ".join(f"[{one}]" for one in groups)
             raise UserError(f"{source}: {printable(table)} is no table of settings. {hint}Use {tables_text}.")
-        known = {name.rstrip("_"): name for name in groups_of(model)}
+        known = {name.rstrip("_"): name for name in groups_of(model) if name not in model.OF_TRAINER}
         for name, value in values.items():
             if name not in known:
                 raise UserError(
@@ -44,7 +44,7 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
             about = describe_field(model, known[name])
             if isinstance(value, bool) and not about.is_boolean:
                 raise UserError(f"{source}: {table}.{name} is no switch. Write {about.expected}.")
-            variables[variable_name(model.PREFIX, name)] = value_text(source, f"{table}.{name}", value)
+            variables[model.variable(name)] = value_text(source, f"{table}.{name}", value)
     return variables
 
 

@@ -40,6 +40,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     PREFIX: ClassVar[str] = ""
+    # Fields that are the trainer's settings: their variables begin as its do.
+    OF_TRAINER: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """Return the environment variable of a field: `threads` gives `LAUNCH_THREADS`."""
+        return variable_name("TRAIN_" if name in cls.OF_TRAINER else cls.PREFIX, name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the values of all settings as JSON types."""
@@ -90,9 +97,8 @@ class ParsedSettings(Struct, Generic[SettingsT], frozen=True):
 
     def as_variables(self, *, flags_only: bool = False) -> dict[str, str]:
         """Return the user's fields as environment variables in order of name, or only those given as flags."""
-        prefix = self.values.PREFIX
         return {
-            variable_name(prefix, name): self.texts[name]
+            self.values.variable(name): self.texts[name]
             for name, source in sorted(self.sources.items())
             if source.startswith("--") or not flags_only
         }
@@ -154,7 +160,7 @@ def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Ma
     """Return how the user wrote each field; a flag wins over its variable."""
     written: dict[str, str] = {}
     for name in groups_of(model):
-        variable = variable_name(model.PREFIX, name)
+        variable = model.variable(name)
         if variable in flags:
             written[name] = f"{flag_name(name)}={flags[variable]}"
         elif text := environ.get(variable, ""):
@@ -165,7 +171,7 @@ def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Ma
 def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> None:
     """Raise `UserError` for every variable with the prefix of `model`, in any case, that is not a setting."""
     prefix = model.PREFIX
-    current = [variable_name(prefix, name) for name in groups_of(model)]
+    current = list(map(model.variable, groups_of(model)))
     in_kubernetes = "KUBERNETES_SERVICE_HOST" in environ
     unknown = [
         name
@@ -211,7 +217,7 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     return SettingField(
         name=name,
         flag=flag_name(name),
-        variable=variable_name(model.PREFIX, name),
+        variable=model.variable(name),
         default=value_text(model().value(name)),
         description=description,
         choices=choices,

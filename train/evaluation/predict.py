@@ -28,7 +28,7 @@ from train.evaluation.heat_map import record_features
 from train.evaluation.load_model import load_model
 from train.planning.evaluation_plan import check_result_file
 from train.planning.image_sizes import image_sizes
-from train.planning.trained_run import TrainedRun, read_trained_run
+from train.planning.trained_run import TrainedRun, check_model, read_trained_run
 from train.predict_settings import PredictSettings
 from train.transforms.normalize import Normalize, averaged_logits, resize_batch
 from train.transforms.registry import select_transform
@@ -60,6 +60,7 @@ class Predictor:
     def load(settings: PredictSettings, path: str, command: str = "predict") -> Predictor:
         """Return the predictor of a run folder, a checkpoint or a file of weights; raises `UserError`."""
         trained = read_trained_run(path, command, settings.model)
+        check_model(trained, settings.model, f"TRAIN_MODEL={settings.model}")
         own = trained.settings.with_values(model_path=settings.model_path)
         model = load_model(trained, own)
         layout = memory_format(channels_last=own.compute.channels_last)
@@ -70,8 +71,9 @@ class Predictor:
         """Yield the prediction of each image in order; files are decoded by as many threads as there are CPUs."""
         view = select_transform(self.trained.settings.data, self.trained.shape[0]).eval_view(self.trained.shape)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for start in range(0, len(paths), self.settings.batch_size):
-                some = paths[start : start + self.settings.batch_size]
+            size = 64 if self.settings.eval_batch_size == "auto" else self.settings.eval_batch_size
+            for start in range(0, len(paths), size):
+                some = paths[start : start + size]
                 images = list(pool.map(lambda path: read_image(path, self.trained.shape, view), some))
                 yield from self.predict_batch(some, images)
 
@@ -115,7 +117,7 @@ class Predictor:
         if self.settings.features and self.settings.features.suffix != ".npy":
             raise UserError(f"{source}: is no name of a NumPy file. Name one that ends with .npy.")
         if self.copies != "off":
-            raise UserError(f"{source}: an image has one row. Set PREDICT_TEST_TIME_AUGMENT=off.")
+            raise UserError(f"{source}: an image has one row. Set TRAIN_TEST_TIME_AUGMENT=off.")
         if not (recorded := record_features(self.model, len(self.trained.classes))):
             raise UserError(f"{source}: the model has no last layer, whose inputs the features are. Unset it.")
         return recorded[0]

@@ -78,6 +78,14 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
     return TrainedRun(path, settings, origin.shape, origin.classes, origin.normalization)
 
 
+def check_model(trained: TrainedRun, model: str, source: str) -> None:
+    """Raise `UserError` if the user names another model than the trained one; `source` is how."""
+    if model not in ("", trained.settings.network.model):
+        raise UserError(
+            f"{printable(source)}: the weights are of {printable(trained.settings.network.model)}. Unset it."
+        )
+
+
 def average_file(trained: TrainedRun) -> Path:
     """Return the file of an average: next to the model, and for one in a checkpoint in the folder of its run."""
     folder = trained.weights.parent
@@ -101,10 +109,7 @@ def with_trained_settings(
     trained = read_trained_run(
         own.run.evaluate, "TRAIN_EVALUATE", own.network.model if "model" in given.sources else ""
     )
-    if "model" in given.sources and own.network.model != trained.settings.network.model:
-        raise UserError(
-            f"{given.sources['model']}: the weights are of {printable(trained.settings.network.model)}. Unset it."
-        )
+    check_model(trained, own.network.model if "model" in given.sources else "", given.sources.get("model", ""))
     adopted = [name for name, rules in rules_of(TrainSettings).items() if rules.evaluate == "adopted"]
     adopted += ["batch_size"] if own.run.average else []
     taken = {name: trained.settings.value(name) for name in adopted if name not in given.sources}

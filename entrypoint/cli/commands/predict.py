@@ -12,7 +12,7 @@ from train.planning.export_formats import FORMATS, check_formats
 from train.predict_settings import PredictSettings
 
 # Of the settings of `predict`, those that an export takes too: which code builds the model.
-MODEL_CODE = ("PREDICT_MODEL", "PREDICT_MODEL_PATH")
+MODEL_CODE = ("TRAIN_MODEL", "TRAIN_MODEL_PATH")
 
 
 def run(invocation: Invocation) -> int:

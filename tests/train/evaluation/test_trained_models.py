@@ -105,6 +105,9 @@ def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, traine
         (("plan", "--evaluate", entrypoint.folder / "nobody"), "no such file"),
     ):
         assert said in entrypoint.error_line(*words, env=QUIET)
+    for words in (("evaluate", trained), ("predict", trained, "a.png")):
+        line = entrypoint.error_line(*words, env=QUIET | {"TRAIN_MODEL": "resnet18"})
+        assert "TRAIN_MODEL=resnet18: the weights are of " in line
 
 
 def test_file_cannot_choose_code_to_import(entrypoint: Entrypoint, trained: Path) -> None:
@@ -127,7 +130,7 @@ def predict(entrypoint: Entrypoint, *words: str | Path) -> Any:
 
 
 def test_predictions_are_those_of_the_evaluation(entrypoint: Entrypoint, trained: Path, image_folder: Path) -> None:
-    found = predict(entrypoint, trained, image_folder / "test", "--top", "3", "--batch-size=5")
+    found = predict(entrypoint, trained, image_folder / "test", "--top", "3", "--eval-batch-size=5")
     assert len(found) == 12
     confusion = json.loads((trained / "evaluation.json").read_text())["confusion"]
     counted = [[0] * 3 for _ in range(3)]
