@@ -39,7 +39,7 @@ from entrypoint.rank.under_monitor import master_problem
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.child import log_late
 from entrypoint.supervise.event_loop import EventLoop
-from entrypoint.supervise.store_door import StoreDoor, StoreRelay, listen_on_loopback
+from entrypoint.supervise.store_door import AGENTS, OTHER_RESTARTS, StoreDoor, StoreRelay, listen_on_loopback
 
 
 def main(argv: list[str]) -> int:
@@ -249,16 +249,22 @@ class AgentStore:
                     f"MASTER_PORT={address[1]}: is taken on this node. Set MASTER_PORT to a free port on all nodes.",
                     ExitCode.RENDEZVOUS,
                 )
-            door = StoreDoor(self.loop)
+            door = StoreDoor(self.loop, AGENTS, lambda: log(f"warning: {OTHER_RESTARTS}"))
             for server in listening:
                 self.loop.listen(server, partial(access.welcome, door))
             self.loop.listen(agents, door.welcome_program)
         else:
             wait_for_master_agent(plan)
-            relay = StoreRelay(self.loop, access, meeting.timeout_s, partial(connect_to, address))
+            relay = StoreRelay(self.loop, access, meeting.timeout_s, partial(connect_to, address), end_agent, AGENTS)
             self.loop.listen(agents, relay.welcome)
         if address_here := local_address(there, meeting.timeout_s, place):
             self.arguments.append(f"--local-addr={address_here}")
+
+
+def end_agent(why: str) -> None:
+    """End this node's agent, whose ranks have not started: torch would wait for agents that do not come."""
+    if why:
+        os._exit(print_final_message(why, ExitCode.RENDEZVOUS))
 
 
 def wait_for_master_agent(plan: Plan) -> None:

@@ -29,7 +29,7 @@ from entrypoint.supervise.channel_server import (
     relay_address,
 )
 from entrypoint.supervise.child import POLL_INTERVAL_S
-from entrypoint.supervise.store_door import StoreDoor, StoreRelay
+from entrypoint.supervise.store_door import OTHER_RESTARTS, StoreDoor, StoreRelay
 
 # How long the last messages may take.
 DRAIN_LIMIT_S = 2.0
@@ -71,7 +71,7 @@ class FailureChannel(ChannelState):
         rank0: Rank0 | None = None,
     ) -> None:
         super().__init__(endpoint, timeout_s, access)
-        self.store, self.door = store, StoreDoor(self.loop)
+        self.store, self.door = store, StoreDoor(self.loop, tell=lambda: self.report_no_store(OTHER_RESTARTS))
         self.waits_for_rank0 = store is not None and store.is_derived
         self.rank0 = rank0 or Rank0()
         self.next_log_s = LOG_INTERVAL_S
@@ -92,8 +92,7 @@ class FailureChannel(ChannelState):
             connect = partial(
                 connect_to, address, port_address(self.store.port, "store") if self.access.own_user_only else ""
             )
-            limit_s = self.store.timeout_s
-            store = StoreRelay(self.loop, self.access, limit_s, connect, partial(self.report_no_store, limit_s))
+            store = StoreRelay(self.loop, self.access, self.store.timeout_s, connect, self.report_no_store)
             self.loop.listen(self.store.programs, store.welcome)
         uses_relay = self.endpoint.shares_connection and not speaks
         client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.waits_for_rank0)
@@ -182,9 +181,10 @@ class FailureChannel(ChannelState):
             self.next_log_s += LOG_INTERVAL_S
             log(f"waiting for {missing} ({waited_s:.0f} of {limit_s:.0f} s)")
 
-    def report_no_store(self, limit_s: float) -> None:
-        """Report that rank 0's store did not answer: torch would try again for half an hour."""
-        how = (
+    def report_no_store(self, why: str) -> None:
+        """Report why ranks cannot meet, or that rank 0's store did not answer: torch would try for half an hour."""
+        limit_s = self.store.timeout_s if self.store else 0
+        how = why or (
             f"rank 0 at {self.endpoint.host} did not answer within {limit_s:.0f} s. Check its output, MASTER_ADDR and"
             " MASTER_PORT, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S."
         )

@@ -30,7 +30,9 @@ NEVER_MET = (
     " Call torch.distributed.init_process_group(), tell your framework how many devices it has, or set"
     " LAUNCH_NPROC_PER_NODE=1."
 )
-OPEN_STORE = {"store": True}
+# Who meets in a store: the ranks of a job, or torchrun's agents, which restart theirs.
+RANKS, AGENTS = "ranks", "agents"
+OTHER_RESTARTS = "not all nodes restart failed ranks. Set LAUNCH_MAX_RESTARTS alike on all of them."
 
 
 def listen_on_loopback(port: int = 0) -> socket.socket:
@@ -54,10 +56,13 @@ def is_own_program(peer: socket.socket) -> bool:
 
 
 class StoreDoor:
-    """Lets connections in to the store: this user's programs, and monitors with the job's key or of this user."""
+    """Lets connections in to the store: this user's programs, and monitors with the job's key or of this user.
 
-    def __init__(self, loop: EventLoop) -> None:
-        self.loop, self.store = loop, JobStore(loop)
+    `tell` is called where those of another `kind` come.
+    """
+
+    def __init__(self, loop: EventLoop, kind: str = RANKS, tell: Callable[[], None] = lambda: None) -> None:
+        self.loop, self.store, self.kind, self.tell = loop, JobStore(loop), kind, tell
         self.was_opened = False  # to the monitor of another rank
 
     def warn_if_unused(self) -> None:
@@ -71,9 +76,12 @@ class StoreDoor:
 
     def handle(self, connection: Connection, message: Message) -> bool:
         """Let a monitor in: what follows on the connection are a program's commands."""
-        if message != OPEN_STORE:
+        if message.get("store") not in (RANKS, AGENTS):
             return False
-        self.loop.send(connection, OPEN_STORE)
+        self.loop.send(connection, {"store": self.kind})
+        if message["store"] != self.kind:
+            self.tell()
+            return True
         connection.session, connection.role = StoreSession(), self.store
         self.was_opened = True
         return True
@@ -124,7 +132,7 @@ class Bridge:
 class StoreRelay:
     """Connects this rank's program to the store of rank 0, which `connect` reaches (None while it does not).
 
-    `give_up` is called where the timeout passes.
+    `give_up` is called with the reason where the store is for others, and with none where the timeout passes.
     """
 
     def __init__(
@@ -133,9 +141,11 @@ class StoreRelay:
         access: Access,
         timeout_s: float,
         connect: Callable[[], socket.socket | None],
-        give_up: Callable[[], None] = lambda: None,
+        give_up: Callable[[str], None] = lambda _: None,
+        kind: str = RANKS,
     ) -> None:
         self.loop, self.access, self.timeout_s, self.connect, self.give_up = loop, access, timeout_s, connect, give_up
+        self.kind = kind
 
     def welcome(self, peer: socket.socket) -> tuple[BytesSession, Bridge] | None:
         """Return the session of a program on this node, None for another user's."""
@@ -154,20 +164,24 @@ class StoreRelay:
         while not bridge.is_closed and time.monotonic() < until:
             key = self.access.read_key()
             peer = None if self.access.awaits(key) else self.connect()
-            if peer and self.is_let_in(peer, Session(key)):
+            kind = self.kind_of_store(peer, Session(key)) if peer else ""
+            if peer and kind == self.kind:
                 bridge.open(peer)
+                return
+            if peer:
+                peer.close()
+            if kind in (RANKS, AGENTS):
+                self.give_up(OTHER_RESTARTS)
                 return
             time.sleep(RETRY_INTERVAL_S)
         if bridge.program:
-            self.give_up()
+            self.give_up("")
             self.loop.close(bridge.program)
 
-    def is_let_in(self, peer: socket.socket, session: Session) -> bool:
-        """Show the job's key and see the other side's; return whether it is rank 0's store, else close."""
+    def kind_of_store(self, peer: socket.socket, session: Session) -> str:
+        """Show the job's key and see the other side's; return who meets in its store, nothing for no store."""
         try:
-            if shake_hands(peer, session, OPEN_STORE, HANDSHAKE_LIMIT_S) == [OPEN_STORE]:
-                return True
-        except (WireError, OSError):
-            pass  # it is tried again; the failure channel says what answers there
-        peer.close()
-        return False
+            (answer,) = shake_hands(peer, session, {"store": self.kind}, HANDSHAKE_LIMIT_S)
+            return str(answer.get("store"))
+        except (WireError, OSError, ValueError):
+            return ""  # it is tried again; the failure channel says what answers there

@@ -193,27 +193,20 @@ def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for settings that contradict each other."""
     settings, sources = given.values, given.sources
     check_task(given)
-    if settings.optim.steps and "epochs" in sources:
-        raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
-    if settings.data.image_size != "auto" and not settings.data.reads_files:
-        raise UserError(
-            f"{sources['image_size']}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
-            f" {settings.data.dataset}. Unset it."
-        )
-    if (
-        settings.network.prune_ratio
-        and not settings.optim.steps
-        and settings.network.prune_warmup >= settings.optim.epochs
-    ):
-        raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.network.prune_warmup}: no epoch of TRAIN_EPOCHS={settings.optim.epochs} is"
-            " left to train the pruned model. Lower it."
-        )
-    if settings.run.max_minutes is not None and not settings.run.checkpoint_every:
-        raise UserError(
-            f"{sources['max_minutes']}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
-            " Set TRAIN_CHECKPOINT_EVERY=1."
-        )
+    epochs, warmup = settings.optim.epochs, settings.network.prune_warmup
+    contradictions = {
+        f"{sources.get('epochs')} and {sources.get('steps')} both set the length of the run. Drop one.": (
+            settings.optim.steps and "epochs" in sources
+        ),
+        f"{sources.get('image_size')}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
+        f" {settings.data.dataset}. Unset it.": settings.data.image_size != "auto" and not settings.data.reads_files,
+        f"TRAIN_PRUNE_WARMUP={warmup}: no epoch of TRAIN_EPOCHS={epochs} is left to train the pruned model. Lower"
+        " it.": (settings.network.prune_ratio and not settings.optim.steps and warmup >= epochs),
+        f"{sources.get('max_minutes')}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
+        " Set TRAIN_CHECKPOINT_EVERY=1.": settings.run.max_minutes is not None and not settings.run.checkpoint_every,
+    }
+    if contradiction := next((text for text, holds in contradictions.items() if holds), ""):
+        raise UserError(contradiction)
     check_fsdp_settings(given)
 
 

@@ -119,16 +119,13 @@ def decide_winograd(
     Returns nothing where it cannot be used and nobody asked. Raises `UserError` where the user asks for it then.
     """
     values, source = given.values, given.sources.get("winograd", "")
-    if values.compute.winograd == "off":
-        return (Decision("winograd", "off", "", Source.USER, source),)
     problem = why_no_winograd(values.compute, device, precision)
-    if values.compute.winograd == "on" and problem:
-        raise UserError(f"{source}: {problem}. Set TRAIN_WINOGRAD=auto.")
     missing = winograd_needs(machine.cpu_flags, has_kernel=has_kernel)
-    if values.compute.winograd == "on" and missing:
-        raise UserError(f"{source}: the algorithm {missing}. Set TRAIN_WINOGRAD=auto.", ExitCode.MACHINE)
-    if values.compute.winograd == "on":
-        return (Decision("winograd", "on", "", Source.USER, source),)
+    if values.compute.winograd == "on" and (problem or missing):
+        code = ExitCode.USAGE if problem else ExitCode.MACHINE
+        raise UserError(f"{source}: {problem or f'the algorithm {missing}'}. Set TRAIN_WINOGRAD=auto.", code)
+    if values.compute.winograd != "auto":
+        return (Decision("winograd", values.compute.winograd, "", Source.USER, source),)
     if problem:
         return ()
     if reason := why_auto_leaves_winograd(machine.cpu_flags, has_kernel=has_kernel):

@@ -105,16 +105,15 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
         return
     sizes = image_sizes(settings.data, dataset.shape)
     side = min(sizes.train[1:])
-    source = sources["size_schedule"]
-    if ends[-1][0] >= 1:
-        raise UserError(f"{source}: its fractions add up to {ends[-1][0]:g}, so {last} is never trained. Lower them.")
-    if last != side:
-        raise UserError(f"{source}: ends with {last}, and the images have {side}. End it with {side}, or resize them.")
-    if all(one == last for _, one in ends):
-        raise UserError(f"{source}: all of its sizes are {last}, so it has no effect. Unset it.")
-    larger = max(one for _, one in ends)
-    if larger > side:
-        raise UserError(f"{source}: {larger} is larger than the images, which have {side}. Lower it.")
+    sides, end = [one for _, one in ends], ends[-1][0]
+    problems = {
+        f"its fractions add up to {end:g}, so {last} is never trained. Lower them.": end >= 1,
+        f"ends with {last}, and the images have {side}. End it with {side}, or resize them.": last != side,
+        f"all of its sizes are {last}, so it has no effect. Unset it.": set(sides) == {last},
+        f"{max(sides)} is larger than the images, which have {side}. Lower it.": max(sides) > side,
+    }
+    if problem := next((text for text, holds in problems.items() if holds), ""):
+        raise UserError(f"{sources['size_schedule']}: {problem}")
 
 
 def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from queue import Queue
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -18,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.event_loop import EventLoop
 from entrypoint.supervise.store_commands import MAGIC
-from entrypoint.supervise.store_door import StoreDoor, StoreRelay, listen_on_loopback
+from entrypoint.supervise.store_door import AGENTS, OTHER_RESTARTS, StoreDoor, StoreRelay, listen_on_loopback
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -69,6 +70,18 @@ def relay_to(children: list[int], port: int, key: bytes) -> int:
 
     serve_in_child(children, open_doors)
     return int(programs.getsockname()[1])
+
+
+def test_ranks_and_agents_do_not_meet() -> None:
+    monitors, programs, loop = listen_on_loopback(), listen_on_loopback(), EventLoop(30, 2)
+    came, reasons = threading.Event(), Queue[str]()
+    loop.listen(monitors, partial(Access(lambda: KEY).welcome, StoreDoor(loop, AGENTS, came.set)))
+    relay = StoreRelay(loop, Access(lambda: KEY), 9, lambda: connect_to(monitors.getsockname()), reasons.put)
+    loop.listen(programs, relay.welcome)
+    with socket.create_connection(programs.getsockname()):
+        assert reasons.get(timeout=9) == OTHER_RESTARTS
+    assert came.is_set()
+    loop.stop()
 
 
 def client_of(port: int, timeout_s: float = 10) -> TCPStore:
