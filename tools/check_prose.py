@@ -111,17 +111,22 @@ def settings() -> Iterator[Text]:
     from entrypoint.core.settings_base import describe_settings
     from entrypoint.settings import LaunchSettings
     from entrypoint.tune.search import TuneSettings
+    from train.predict_settings import PredictSettings
     from train.settings import TrainSettings
 
-    for model in (LaunchSettings, TrainSettings, TuneSettings):
+    for model in (LaunchSettings, TrainSettings, TuneSettings, PredictSettings):
         yield from (Text(about.variable, about.description) for about in describe_settings(model))
 
 
 def errors(path: Path) -> Iterator[Text]:
     """Yield the text of each error that a module raises."""
     for call in calls(path):
-        if name_of(call) in ERRORS and call.args and (text := literal(call.args[0])):
-            yield Text(f"{path.relative_to(ROOT)}:{call.lineno}", text)
+        texts = call.args[:1] if name_of(call) in ERRORS else []
+        if name_of(call) == "refuse_if" and isinstance(call.args[0], ast.Dict):
+            texts = [key for key in call.args[0].keys if key]
+        for node in texts:
+            if text := literal(node):
+                yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", text)
 
 
 def reasons(path: Path) -> Iterator[Text]:

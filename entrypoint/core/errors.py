@@ -37,6 +37,12 @@ class UserError(Exception):
         self.code = code
 
 
+def refuse_if(problems: Mapping[str, object]) -> None:
+    """Raise `UserError` with the first text whose problem is there: the value says so."""
+    if problem := next((text for text, is_there in problems.items() if is_there), ""):
+        raise UserError(problem)
+
+
 class PeerLostError(UserError):
     """The loss of another rank, which follows from that rank's own failure.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from entrypoint.core.errors import NOT_RETRYABLE, UserError, printable
+from entrypoint.core.errors import NOT_RETRYABLE, UserError, printable, refuse_if
 from entrypoint.core.process import module_command, own_command
 from entrypoint.machine.cpu_topology import parse_cpu_list
 from entrypoint.plan.inputs import PlanInputs
@@ -30,18 +30,18 @@ def decide_restarts(inputs: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
     if not count:
         return 0, ()
     setting_source = inputs.settings.sources.get("max_restarts", group.source)
-    if inputs.job.launcher:
-        raise UserError(
-            f"{setting_source}: {inputs.job.launcher} started the ranks and cannot restart them."
-            " Start one process per node with LAUNCH_LAUNCHER=torchrun."
-        )
-    if inputs.remote_launcher and inputs.remote_launcher.mpi:
-        raise UserError(f"{setting_source}: {inputs.remote_launcher.path} cannot restart ranks. Drop one of the two.")
-    if values.launcher == "direct" or (values.launcher == "local" and group.nnodes > 1):
-        raise UserError(
-            f"{setting_source} and {inputs.settings.sources['launcher']} contradict: only torchrun's agent restarts"
-            " ranks of several nodes, and a single rank is started once. Drop one of the two."
-        )
+    mpi = inputs.remote_launcher.path if inputs.remote_launcher and inputs.remote_launcher.mpi else ""
+    refuse_if(
+        {
+            f"{setting_source}: {inputs.job.launcher} started the ranks and cannot restart them. Start one process per"
+            " node with LAUNCH_LAUNCHER=torchrun.": inputs.job.launcher,
+            f"{setting_source}: {mpi} cannot restart ranks. Drop one of the two.": mpi,
+            f"{setting_source} and {inputs.settings.sources.get('launcher')} contradict: only torchrun's agent restarts"
+            " ranks of several nodes, and a single rank is started once. Drop one of the two.": (
+                values.launcher == "direct" or (values.launcher == "local" and group.nnodes > 1)
+            ),
+        }
+    )
     scope = f"all ranks restart{f', on {group.min_nodes} to {group.nnodes} nodes' if elastic else ''}"
     scope += f"; not after the codes {', '.join(str(int(code)) for code in NOT_RETRYABLE)}"
     return count, (inputs.decide("max_restarts", "restarts", str(count), "the job is elastic", scope),)

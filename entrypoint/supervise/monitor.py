@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ from entrypoint.core.console import (
     read_error_record,
     report_error,
     report_status,
+    write_error_file,
     write_stderr,
 )
 from entrypoint.core.errors import COLLECTIVE_KEY, HANG_SETTLE_S, ExitCode, UserError, describe_exit, one_line
@@ -91,6 +93,8 @@ def run_guarded(
     if code and not other:
         oom = oom_message(memory, read_memory(ROOT))
         report_first(channel, code, received, oom, environment)
+    elif other:
+        print_failure(other, channel.endpoint, environment)
     final = final_exit_code(code, received, other, forced=forced)
     if final:
         tell_others(channel, with_signal_code(code, received), received)
@@ -114,7 +118,7 @@ def report_first(
     if code < 0:  # to torchrun's agent, if there is one
         report_error(UserError(failure_message(failure), ExitCode.RANK_FAILED))
     else:
-        print_failure(failure, rank, environment)
+        print_failure(failure, channel.endpoint, environment)
 
 
 def tell_others(channel: FailureChannel, code: int, received: list[int]) -> None:
@@ -150,7 +154,7 @@ def code_of_success(
             channel.door.warn_if_unused()
         return ExitCode.DONE
     time.sleep(FAILURE_SETTLE_S)  # the failed rank's own code is to reach the launcher first
-    print_failure(channel.first_failure, channel.endpoint.rank, environment)
+    print_failure(channel.first_failure, channel.endpoint, environment)
     return code_after(channel.first_failure)
 
 
@@ -204,7 +208,7 @@ def print_failure_elsewhere(
     if state_of(child) == "T" and not failure.lost_collective:
         stopped = f"process {child} is {state_text(child)}"
         log(f"rank {endpoint.rank}: {stopped}. The others may have waited for it.")
-    print_failure(failure, endpoint.rank, environment)
+    print_failure(failure, endpoint, environment)
 
 
 def terminate(child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s: float) -> Iterator[bool]:
@@ -270,20 +274,32 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
     return where or "a collective", f" ({one_line(f'{where}: {message}' if where else message)})"
 
 
-def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:
+@cache
+def print_once(line: str) -> None:
+    """Print a line on standard error, the first time only."""
+    write_stderr(line)
+
+
+def print_failure(failure: FirstFailure, endpoint: RankEndpoint, environment: Mapping[str, str]) -> None:
     """Print on rank 0, on rank 1 if rank 0 is lost, which rank failed first; under hydra that rank itself.
 
-    Why a run could not start is printed on each node.
+    Each node's agent says it in its last line, and why a run could not start.
     """
-    agent = "TORCHELASTIC_ERROR_FILE" in environment  # it shows one of the messages
+    rank, message = endpoint.rank, failure_message(failure)
+    agent = environment.get("TORCHELASTIC_ERROR_FILE", "")  # of which it shows one of the messages
     printing_rank = failure.rank if HYDRA_VAR in environment else 0
     if failure.code == NODE_LOST_CODE:
         printing_rank = 1 if failure.rank == 0 else 0
     if failure.before_start and (agent or environment.get("LOCAL_RANK") == "0"):
-        report_error(UserError(failure_message(failure), code_after(failure)))
-    elif rank == printing_rank and failure.code != ExitCode.PREEMPTED:
-        write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(failure)}")
-    if rank == 0 and failure.code > 0 and failure.code != ExitCode.PREEMPTED:
+        report_error(UserError(message, code_after(failure)))
+    elif failure.code == ExitCode.PREEMPTED:
+        return
+    elif agent and not failure.lost_collective and failure.code != NODE_LOST_CODE:
+        if failure.node != endpoint.node:
+            write_error_file(agent, UserError(message, code_after(failure)))
+    elif rank == printing_rank:
+        print_once(f"{error_prefix(ExitCode.RANK_FAILED)}{message}")
+    if rank == 0 and failure.code > 0:
         report_status(first_failure=failure.code)
 
 

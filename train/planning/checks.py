@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.core.errors import UserError, count_text, printable
+from entrypoint.core.errors import UserError, count_text, printable, refuse_if
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
@@ -132,16 +132,17 @@ def steps_of_epoch(settings: TrainSettings, dataset: DatasetInfo) -> int:
 
 def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for two kinds of images that choose the best checkpoint."""
-    if given.values.data.val_split and dataset.has_val:
-        raise UserError(
-            f"{given.sources['val_split']}: the folder has val/ next to test/, which chooses the best checkpoint."
-            " Unset one of the two."
-        )
-    if given.values.data.val_split and 0 < dataset.train_images <= len(dataset.classes):
-        raise UserError(
-            f"{given.sources['val_split']}: leaves no image to choose by, as each class has one. Unset it or add"
-            " images."
-        )
+    source, is_asked = given.sources.get("val_split"), given.values.data.val_split > 0
+    refuse_if(
+        {
+            f"{source}: the folder has val/ next to test/, which chooses the best checkpoint. Unset one of the two.": (
+                is_asked and dataset.has_val
+            ),
+            f"{source}: leaves no image to choose by, as each class has one. Unset it or add images.": (
+                is_asked and 0 < dataset.train_images <= len(dataset.classes)
+            ),
+        }
+    )
 
 
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
@@ -194,19 +195,20 @@ def check_contradictions(given: ParsedSettings[TrainSettings]) -> None:
     settings, sources = given.values, given.sources
     check_task(given)
     epochs, warmup = settings.optim.epochs, settings.network.prune_warmup
-    contradictions = {
-        f"{sources.get('epochs')} and {sources.get('steps')} both set the length of the run. Drop one.": (
-            settings.optim.steps and "epochs" in sources
-        ),
-        f"{sources.get('image_size')}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
-        f" {settings.data.dataset}. Unset it.": settings.data.image_size != "auto" and not settings.data.reads_files,
-        f"TRAIN_PRUNE_WARMUP={warmup}: no epoch of TRAIN_EPOCHS={epochs} is left to train the pruned model. Lower"
-        " it.": (settings.network.prune_ratio and not settings.optim.steps and warmup >= epochs),
-        f"{sources.get('max_minutes')}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
-        " Set TRAIN_CHECKPOINT_EVERY=1.": settings.run.max_minutes is not None and not settings.run.checkpoint_every,
-    }
-    if contradiction := next((text for text, holds in contradictions.items() if holds), ""):
-        raise UserError(contradiction)
+    is_resized, is_limited = settings.data.image_size != "auto", settings.run.max_minutes is not None
+    refuse_if(
+        {
+            f"{sources.get('epochs')} and {sources.get('steps')} both set the length of the run. Drop one.": (
+                settings.optim.steps and "epochs" in sources
+            ),
+            f"{sources.get('image_size')}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
+            f" {settings.data.dataset}. Unset it.": is_resized and not settings.data.reads_files,
+            f"TRAIN_PRUNE_WARMUP={warmup}: no epoch of TRAIN_EPOCHS={epochs} is left to train the pruned model. Lower"
+            " it.": (settings.network.prune_ratio and not settings.optim.steps and warmup >= epochs),
+            f"{sources.get('max_minutes')}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes"
+            " none. Set TRAIN_CHECKPOINT_EVERY=1.": is_limited and not settings.run.checkpoint_every,
+        }
+    )
     check_fsdp_settings(given)
 
 
@@ -221,21 +223,16 @@ FSDP_INCOMPATIBLE = {
 def check_task(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a task without targets, and for a loss of another task."""
     settings = given.values
-    if (
-        settings.data.task != "classify"
-        and settings.data.dataset not in ("csv", "shards")
-        and not settings.data.reads_items
-    ):
-        raise UserError(
-            f"{given.sources['task']}: the labels stand in train.csv or in shards, and TRAIN_DATASET is"
-            f" {settings.data.dataset}. Set TRAIN_DATASET=csv or shards."
-        )
-    task, loss = settings.data.task, settings.optim.loss
-    if loss not in ("auto", *LOSSES[task]):
-        raise UserError(
+    task, loss, dataset = settings.data.task, settings.optim.loss, settings.data.dataset
+    has_targets = task == "classify" or dataset in ("csv", "shards") or settings.data.reads_items
+    refuse_if(
+        {
+            f"TRAIN_TASK={task}: the labels stand in train.csv or in shards, and TRAIN_DATASET is {dataset}. Set"
+            " TRAIN_DATASET=csv or shards.": not has_targets,
             f"{given.sources.get('loss', f'TRAIN_LOSS={loss}')}: is no loss of TRAIN_TASK={task}. Use"
-            f" {', '.join(LOSSES[task])}."
-        )
+            f" {', '.join(LOSSES[task])}.": loss not in ("auto", *LOSSES[task]),
+        }
+    )
 
 
 def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:

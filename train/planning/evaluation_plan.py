@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.files import is_folder
 from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings, rules_of
@@ -89,12 +89,13 @@ def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
     verb = "average" if settings.run.average else "quantize"
     if verb == "quantize":
         require_extra("onnx", verb)
-    if plan.nodes.world_size > 1:
-        raise UserError(f"{verb}: one rank computes, and this job has {plan.nodes.world_size}. Start one.")
-    if "data_dir" in given.sources:
-        raise UserError(
-            f"{given.sources['data_dir']}: {verb} takes the data of the run, to train and to test. Unset it."
-        )
+    ranks, data = plan.nodes.world_size, given.sources.get("data_dir")
+    refuse_if(
+        {
+            f"{verb}: one rank computes, and this job has {ranks}. Start one.": ranks > 1,
+            f"{data}: {verb} takes the data of the run, to train and to test. Unset it.": data,
+        }
+    )
     trained = read_trained_run(settings.run.evaluate, "TRAIN_EVALUATE", settings.network.model)
     folder = average_file(trained).parent if settings.run.average else trained.weights.parent
     if why := why_not_writable(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import refuse_if
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
@@ -88,32 +88,37 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
     """Raise `UserError` for sizes that contradict each other, the data or the transforms."""
     settings = given.values
     sources = {field: given.sources.get(field, variable_name("TRAIN_", field)) for field in SIZES}
-    for field in SIZES[:2]:
-        if settings.value(field) and settings.data.transforms == "book":
-            raise UserError(
-                f"{sources[field]} and {sources['transforms']} contradict: the book's have one size. Drop one."
-            )
-    if settings.data.eval_size and not settings.data.reads_files:
-        raise UserError(
-            f"{sources['eval_size']}: only image files are resized, and TRAIN_DATASET is {settings.data.dataset}."
-            " Unset it."
-        )
-    if settings.data.eval_size and settings.data.image_size == "auto":
-        raise UserError(f"{sources['eval_size']}: needs TRAIN_IMAGE_SIZE, the size of training. Set both.")
+    is_book, has_size = settings.data.transforms == "book", bool(settings.data.eval_size)
+    refuse_if(
+        {
+            **{
+                f"{sources[field]} and {sources['transforms']} contradict: the book's have one size. Drop one.": (
+                    is_book and settings.value(field)
+                )
+                for field in SIZES[:2]
+            },
+            f"{sources['eval_size']}: only image files are resized, and TRAIN_DATASET is {settings.data.dataset}. Unset"
+            " it.": has_size and not settings.data.reads_files,
+            f"{sources['eval_size']}: needs TRAIN_IMAGE_SIZE, the size of training. Set both.": (
+                has_size and settings.data.image_size == "auto"
+            ),
+        }
+    )
     ends, last = parse_schedule(settings.data.size_schedule)
     if not ends:
         return
     sizes = image_sizes(settings.data, dataset.shape)
     side = min(sizes.train[1:])
-    sides, end = [one for _, one in ends], ends[-1][0]
-    problems = {
-        f"its fractions add up to {end:g}, so {last} is never trained. Lower them.": end >= 1,
-        f"ends with {last}, and the images have {side}. End it with {side}, or resize them.": last != side,
-        f"all of its sizes are {last}, so it has no effect. Unset it.": set(sides) == {last},
-        f"{max(sides)} is larger than the images, which have {side}. Lower it.": max(sides) > side,
-    }
-    if problem := next((text for text, holds in problems.items() if holds), ""):
-        raise UserError(f"{sources['size_schedule']}: {problem}")
+    sides, end, source = [one for _, one in ends], ends[-1][0], sources["size_schedule"]
+    refuse_if(
+        {
+            f"{source}: its fractions add up to {end:g}, so {last} is never trained. Lower them.": end >= 1,
+            f"{source}: ends with {last}, and the images have {side}. End it with {side}, or resize them.": last
+            != side,
+            f"{source}: all of its sizes are {last}, so it has no effect. Unset it.": set(sides) == {last},
+            f"{source}: {max(sides)} is larger than the images, which have {side}. Lower it.": max(sides) > side,
+        }
+    )
 
 
 def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, count_text, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable, refuse_if
 from entrypoint.core.files import exists, resolve
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
@@ -183,24 +183,21 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
     images reduce small ones to one pixel.
     """
     settings = given.values
-    if report.single_image_problem:
-        steps = settings.optim.grad_accum_steps
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: {printable(settings.network.model)} needs 2 images per"
-            f" micro-batch, and {ranks} x {steps} micro-batches leave some with 1 ({report.single_image_problem}). Set"
-            f" at least {2 * ranks * steps}."
-        )
+    model, steps = printable(settings.network.model), settings.optim.grad_accum_steps
     ignored = settings.compute.ddp_find_unused_parameters or settings.compute.parallelism != "ddp"
-    if report.without_gradient and ranks > 1 and not ignored:
-        raise UserError(
-            f"TRAIN_MODEL={printable(settings.network.model)}: {printable(report.without_gradient[0])} gets no"
-            " gradient, and DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
-        )
-    if report.needs_contiguous and "channels_last" in given.sources:
-        raise UserError(
-            f"{given.sources['channels_last']}: the model has a `view` that this layout does not allow. Unset it, or"
-            " use `reshape`."
-        )
+    refuse_if(
+        {
+            f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: {model} needs 2 images per micro-batch, and {ranks} x"
+            f" {steps} micro-batches leave some with 1 ({report.single_image_problem}). Set at least"
+            f" {2 * ranks * steps}.": (report.single_image_problem),
+            f"TRAIN_MODEL={model}: {printable(''.join(report.without_gradient[:1]))} gets no gradient, and DDP waits"
+            " for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer.": (
+                report.without_gradient and ranks > 1 and not ignored
+            ),
+            f"{given.sources.get('channels_last')}: the model has a `view` that this layout does not allow. Unset it,"
+            " or use `reshape`.": report.needs_contiguous and "channels_last" in given.sources,
+        }
+    )
 
 
 def decide_parallelism(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[Decision, ...]:
@@ -221,15 +218,18 @@ def plan_resume(
     if not plan.nodes.max_restarts:
         return {}, ()
     values = given.values
-    if values.run.resume != "auto" and "resume" in given.sources:
-        raise UserError(
-            f"{given.sources['resume']}: restarted ranks resume from the run's own last checkpoint."
-            " Set TRAIN_RESUME=auto and TRAIN_RUN_NAME."
-        )
-    if not values.run.run_name and plan.nodes.nnodes > 1:
-        raise UserError("TRAIN_RUN_NAME: not set. Set it, so that restarted ranks on all nodes find their run.")
-    if not values.run.checkpoint_every:
-        raise UserError("TRAIN_CHECKPOINT_EVERY=0: restarted ranks need a checkpoint. Set 1 or more.")
+    refuse_if(
+        {
+            f"{given.sources.get('resume')}: restarted ranks resume from the run's own last checkpoint. Set"
+            " TRAIN_RESUME=auto and TRAIN_RUN_NAME.": values.run.resume != "auto" and "resume" in given.sources,
+            "TRAIN_RUN_NAME: not set. Set it, so that restarted ranks on all nodes find their run.": (
+                not values.run.run_name and plan.nodes.nnodes > 1
+            ),
+            "TRAIN_CHECKPOINT_EVERY=0: restarted ranks need a checkpoint. Set 1 or more.": (
+                not values.run.checkpoint_every
+            ),
+        }
+    )
     reason = "restarted ranks resume from the last checkpoint"
     return {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": values.run.run_name or free_name}, (
         Decision("resume", "auto", reason),
