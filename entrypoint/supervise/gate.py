@@ -46,7 +46,7 @@ def open_gate(gate: Gate, channel: FailureChannel, received: list[int], timeout_
         return [number for number in received if number in ends]
 
     answered = not channel.waits_for_rank0 or channel.wait_for_rank0(
-        timeout_s, log, lambda: bool(stops()) or has_exited(gate.child)
+        timeout_s, log, lambda: bool(stops() or channel.first_failure) or has_exited(gate.child)
     )
     if not answered and stops():
         number = stops()[0]

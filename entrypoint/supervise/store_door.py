@@ -155,26 +155,29 @@ class StoreRelay:
         start_thread(self.find_store, bridge)
         return BytesSession(), bridge
 
-    def find_store(self, bridge: Bridge) -> None:
+    def find_store(self, bridge: Bridge | None = None) -> None:
         """Connect to rank 0's store, and retry until the timeout; runs in a thread of its own.
 
-        Then the program's connection is closed: a client of torch waits for the first answer without a limit.
+        Then the program's connection is closed: a client of torch waits for the first answer without a limit. Without
+        a `bridge` it is only seen who meets there.
         """
         until = time.monotonic() + self.timeout_s
-        while not bridge.is_closed and time.monotonic() < until:
+        while not (bridge and bridge.is_closed) and time.monotonic() < until:
             key = self.access.read_key()
             peer = None if self.access.awaits(key) else self.connect()
             kind = self.kind_of_store(peer, Session(key)) if peer else ""
-            if peer and kind == self.kind:
+            if bridge and peer and kind == self.kind:
                 bridge.open(peer)
                 return
             if peer:
                 peer.close()
+            if kind == self.kind:
+                return
             if kind in (RANKS, AGENTS):
                 self.give_up(OTHER_RESTARTS)
                 return
             time.sleep(RETRY_INTERVAL_S)
-        if bridge.program:
+        if bridge and bridge.program:
             self.give_up("")
             self.loop.close(bridge.program)
 

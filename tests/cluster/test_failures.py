@@ -127,6 +127,13 @@ def test_failed_rank_names_itself_where_hydra_kills_rank_0(cluster: Cluster, whi
     assert result.out.count("entrypoint: error: rank 1 on node2 failed first: exit code 7") == 1, result.out
 
 
+def test_last_line_names_the_first_failure_where_another_rank_failed_after_it(cluster: Cluster) -> None:
+    started = cluster.agents("run", script(cluster.folder, "x.py", FAILS))
+    assert [one.code(60) for one in started] == [1, 7]
+    last = started[0].text().splitlines()[-1]
+    assert last == "entrypoint: error: rank 1 on node2 failed first: exit code 7"
+
+
 MAIN = {
     "agents": ("a rank is killed", "the launcher is killed", "a rank is stopped", "a node is cut off"),
     "Open MPI": ("a rank is killed", "a node is cut off"),

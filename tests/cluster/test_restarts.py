@@ -60,6 +60,21 @@ def test_killed_rank_restarts_all_ranks(cluster: Cluster, accuracy: float) -> No
     ended_well(cluster, accuracy, 2, one if "resuming from" in one.text() else two)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_job_ends_where_one_node_restarts_ranks_and_the_other_does_not(cluster: Cluster, restarts: int) -> None:
+    """The agent of node 0 goes on waiting for others like it."""
+    env = {"TRAIN_RUN_NAME": "many"}
+    started = [
+        *cluster.agents("train", numbers=[restarts], env=env | {"LAUNCH_MAX_RESTARTS": "2"}),
+        *cluster.agents("train", numbers=[1 - restarts], env=env),
+    ]
+    said = "not all nodes restart failed ranks. Set LAUNCH_MAX_RESTARTS alike on all of them."
+    for one in started if restarts else started[1:]:
+        assert one.code(60) == 4, one.text()
+        assert one.text().splitlines()[-1].endswith(said)
+    started[0].wait_for(said)
+
+
 def test_elastic_job_continues_without_lost_node(cluster: Cluster, accuracy: float) -> None:
     one, _ = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
