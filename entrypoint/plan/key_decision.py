@@ -52,9 +52,13 @@ def spans_nodes(inputs: PlanInputs) -> bool:
     return inputs.node_group.nnodes > 1 or bool(remote and (len(remote.hosts) > 1 or len(job.hostnames) > 1))
 
 
-def check_secret_file(inputs: PlanInputs) -> tuple[str, ...]:
-    """Return a warning where LAUNCH_SECRET_FILE has no effect."""
-    source = inputs.settings.sources.get("secret_file", "")
-    if not source or not inputs.settings.values.secret_file or spans_nodes(inputs):
-        return ()
-    return (f"{printable(source)}: has no effect, because the job has one node",)
+def warn_of_one_node(inputs: PlanInputs) -> tuple[str, ...]:
+    """Return a warning for each setting that has no effect because the job has one node."""
+    values, sources = inputs.settings.values, inputs.settings.sources
+    unused = {
+        f"{printable(sources.get('secret_file'))} has no effect: the job has one node": values.secret_file,
+        f"{sources.get('collective_timeout_s')} has no effect: on one node a script sets its own limits": (
+            values.collective_timeout_s != "auto" and inputs.program.kind != "train"
+        ),
+    }
+    return () if spans_nodes(inputs) else tuple(text for text, holds in unused.items() if holds)

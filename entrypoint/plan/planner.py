@@ -17,7 +17,7 @@ from entrypoint.plan.devices import decide_backend, decide_devices, hosts_settin
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
-from entrypoint.plan.key_decision import check_secret_file, decide_job_key, decide_key_source
+from entrypoint.plan.key_decision import decide_job_key, decide_key_source, warn_of_one_node
 from entrypoint.plan.model import (
     BindingPlan,
     Decision,
@@ -84,7 +84,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *binding.warnings,
             *runtime.warnings,
             *output_warnings,
-            *check_secret_file(inputs),
+            *warn_of_one_node(inputs),
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
             *warn_without_hook(inputs, devices.nproc),

@@ -59,6 +59,13 @@ def test_job_of_one_node_needs_no_key(job: Job) -> None:
     assert all(decision.key != "job key" for decision in plan.decisions)
 
 
-def test_secret_file_without_effect_is_named() -> None:
-    plan = make_test_plan(make_machine(4), {"LAUNCH_SECRET_FILE": "key"})
-    assert plan.warnings == ("LAUNCH_SECRET_FILE=key: has no effect, because the job has one node",)
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("LAUNCH_SECRET_FILE=key", "the job has one node"),
+        ("LAUNCH_COLLECTIVE_TIMEOUT_S=9", "on one node a script sets its own limits"),
+    ],
+)
+def test_setting_without_effect_on_one_node_is_named(setting: str, why: str) -> None:
+    plan = make_test_plan(make_machine(4), dict([setting.split("=")]))
+    assert plan.warnings == (f"{setting} has no effect: {why}",)
