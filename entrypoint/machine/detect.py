@@ -30,7 +30,7 @@ class Machine(Struct, frozen=True):
 
     `cpu_flags` are the supported ones of `FLAGS`. `memory_nodes` are the NUMA nodes with memory. `launcher_affinity`
     are the CPUs of the launcher's default binding. `busy_cpus` is the number of CPUs that other processes
-    keep busy.
+    keep busy. `interfaces` are the network's, none where the kernel does not list them here.
     """
 
     hostname: str
@@ -51,6 +51,7 @@ class Machine(Struct, frozen=True):
     container: ContainerInfo = field(default_factory=ContainerInfo)
     launcher_affinity: tuple[int, ...] = ()
     busy_cpus: float = 0.0
+    interfaces: tuple[str, ...] = ()
 
     def library(self, name: str) -> Library:
         """Return a library of `entrypoint.machine.shared_libraries.LIBRARY_PATTERNS`."""
@@ -94,6 +95,7 @@ def detect_machine(
         packages=read_packages(prefix),
         oneccl=find_oneccl(prefix),
         container=detect_container(root),
+        interfaces=tuple(sorted(path.name for path in root.glob("sys/class/net/*"))),
     )
 
 

@@ -89,6 +89,7 @@ def decide_environment(
             decisions.append(inputs.user_decision(name) if own else Decision(name, text, reason))
     explained = {name for name, (_, reason) in wanted.items() if reason}
     refuse_foreign_cpus(inputs)
+    refuse_missing_interface(inputs, world_size_for(inputs, devices.nproc))
     own_affinity = [name for name in AFFINITY_VARIABLES if inputs.environ.get(name) and name not in explained]
     decisions += [inputs.user_decision(name) for name in own_affinity]
     return environment, tuple(decisions)
@@ -105,6 +106,18 @@ def refuse_foreign_cpus(inputs: PlanInputs) -> None:
                 f"{name}={printable(text)}: CPU {foreign[0]} is none of the {len(allowed)} that this process may use."
                 f" Unset it, or name some of {format_cpu_list(tuple(allowed))}."
             )
+
+
+def refuse_missing_interface(inputs: PlanInputs, world_size: int) -> None:
+    """Raise `UserError` for a Gloo interface that this node does not have, if its ranks meet others."""
+    text, known = inputs.environ.get("GLOO_SOCKET_IFNAME", ""), inputs.machine.interfaces
+    missing = next((name for name in text.split(",") if name and name not in known), "")
+    if missing and known and world_size > 1 and not inputs.remote_launcher:
+        raise UserError(
+            f"GLOO_SOCKET_IFNAME={printable(text)}: this node has no interface {printable(missing)}. Unset it, or name"
+            f" one of {', '.join(known)}.",
+            ExitCode.MACHINE,
+        )
 
 
 def network_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:

@@ -37,6 +37,20 @@ def test_environment_ignores_apptainer_host_home(container: str, environ: dict[s
     assert plan_in(container, environ).environment.variables.get("PYTHONNOUSERSITE") == value
 
 
+@pytest.mark.parametrize(
+    ("asked", "nproc", "missing"),
+    [("eth0", 2, ""), ("eth0,lo", 2, ""), ("ib0", 1, ""), ("ib0", 2, "ib0"), ("lo,ib0", 2, "ib0")],
+)
+def test_interface_that_is_not_here_is_refused(asked: str, nproc: int, missing: str) -> None:
+    node = replace(make_machine(4), interfaces=("eth0", "lo"))
+    environ = {"GLOO_SOCKET_IFNAME": asked, "LAUNCH_NPROC_PER_NODE": str(nproc)}
+    if missing:
+        said = f"this node has no interface {missing}. Unset it, or name one of eth0, lo."
+        refusal(make_test_plan, node, environ, match=said, code=ExitCode.MACHINE)
+    else:
+        assert make_test_plan(node, environ).environment.variables.get("GLOO_SOCKET_IFNAME", asked) == asked
+
+
 @pytest.mark.parametrize(("container", "reported"), [("Apptainer", True), ("Docker", False), ("", False)])
 def test_environment_warns_of_host_pythonpath(container: str, reported: bool) -> None:
     warnings = plan_in(container, {"PYTHONPATH": "/home/me/lib"}).warnings
