@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.files import exists, is_file, is_folder, working_folder
 from entrypoint.plan.model import Program
 
@@ -35,23 +35,26 @@ def find_program(words: Sequence[str]) -> Program:
     may_be_script = folder or (there and script.suffix in PYTHON_SUFFIXES)
     if not may_be_script and (advice := not_a_script(words)):
         raise UserError(advice)
-    if not there:
-        here = working_folder()
-        where = printable(here) if here else "the working folder, which was removed"
-        raise UserError(f"{printable(words[0])}: no such script in {where}. Check the path.")
-    if folder and not exists(script / "__main__.py"):
-        raise UserError(f"{printable(words[0])}: a folder without __main__.py. Name the script in it.")
-    if not folder and not is_file(script):
-        raise UserError(
-            f"{printable(words[0])}: a pipe or device, which can be read only once. Save the script as a file."
-        )
+    name = printable(words[0])
+    here = printable(str(working_folder() or "")) or "the working folder, which was removed"
+    refuse_if(
+        {
+            f"{name}: no such script in {here}. Check the path.": not there,
+            f"{name}: a folder without __main__.py. Name the script in it.": (
+                folder and not exists(script / "__main__.py")
+            ),
+            f"{name}: a pipe or device, which can be read only once. Save the script as a file.": (
+                not folder and not is_file(script)
+            ),
+        }
+    )
     if script.suffix == ".ipynb":
         from entrypoint.launch.notebook import read_cells
 
         read_cells(script)  # raises for what no script can do, before anything is started
         return Program("notebook", (sys.executable, *words))
     if problem := why_not_python(script):
-        raise UserError(f"{printable(words[0])}: {problem}")
+        raise UserError(f"{name}: {problem}")
     return Program("script", (sys.executable, *words))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.network import is_loopback_name
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.cloud_nodes import from_engines, from_sagemaker, from_vertex
@@ -98,12 +98,13 @@ def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str
     node_rank, named = values.node_rank, "LAUNCH_NODE_RANK"
     if "node_rank" not in settings.sources and environ.get(POD_INDEX):
         node_rank, named = number(environ, POD_INDEX, 0), POD_INDEX
-    if not 0 <= node_rank < count:
-        raise UserError(f"{named}={node_rank}: there are LAUNCH_NNODES={count} nodes, counted from 0")
-    if not environ.get("MASTER_ADDR"):
-        raise UserError(
-            f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
-        )
+    refuse_if(
+        {
+            f"{named}={node_rank}: there are LAUNCH_NNODES={count} nodes, counted from 0": not 0 <= node_rank < count,
+            f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of"
+            " LAUNCH_NODE_RANK=0": not environ.get("MASTER_ADDR"),
+        }
+    )
     master, port = environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")
     return NodeGroup(count, node_rank, master, port, source=source, min_nodes=min_nodes)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 
 # Identifies the job if the launcher does not. An mpirun that the entrypoint starts forwards it.
 JOB_TOKEN_VAR = "ENTRYPOINT_JOB"
@@ -64,11 +64,13 @@ def claim_node(environ: Mapping[str, str], count: int, rank: int, named: str, ma
 
     `named` says where the rank is from. Raises `UserError` if it is out of range, or several nodes have no master.
     """
-    if not 0 <= rank < count:
-        raise UserError(f"{named}={rank}: {source} nodes, counted from 0")
     master = environ.get("MASTER_ADDR") or master
-    if count > 1 and not master:
-        raise UserError(f"{source}: needs MASTER_ADDR, the name or address of the first node")
+    refuse_if(
+        {
+            f"{named}={rank}: {source} nodes, counted from 0": not 0 <= rank < count,
+            f"{source}: needs MASTER_ADDR, the name or address of the first node": count > 1 and not master,
+        }
+    )
     return NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
 
 

@@ -6,7 +6,7 @@ import sys
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, count_text, printable
+from entrypoint.core.errors import UserError, count_text, printable, refuse_if
 from entrypoint.job.node_group import START_TIME_VAR, check_master, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
@@ -233,15 +233,18 @@ def check_launcher_setting(inputs: PlanInputs) -> None:
     The ranks of a launcher that the entrypoint itself started have them too (START_TIME_VAR).
     """
     job, values, sources = inputs.job, inputs.settings.values, inputs.settings.sources
-    if job.launcher is None and values.hosts and (inputs.remote_launcher is None or not inputs.remote_launcher.mpi):
-        other = sources.get("launcher") or sources.get("nnodes") or "the environment"
-        raise UserError(f"{sources['hosts']}: only mpirun uses it, and {other} starts no mpirun. Drop one of the two.")
-    nodes = inputs.node_group
+    nodes, other = inputs.node_group, sources.get("launcher") or sources.get("nnodes") or "the environment"
     by_hand = nodes.nnodes > 1 and nodes.source in sources.values()
-    if by_hand and job.launcher is None and values.launcher in ("direct", "mpirun", "srun"):
-        raise UserError(
-            f"{sources['launcher']} and {nodes.source} contradict: with several nodes, each starts its own ranks."
-            " Drop one of the two."
+    if job.launcher is None:
+        has_mpirun = inputs.remote_launcher and inputs.remote_launcher.mpi
+        refuse_if(
+            {
+                f"{sources.get('hosts')}: only mpirun uses it, and {other} starts no mpirun. Drop one of the two.": (
+                    values.hosts and not has_mpirun
+                ),
+                f"{other} and {nodes.source} contradict: with several nodes, each starts its own ranks. Drop one of the"
+                " two.": by_hand and values.launcher in ("direct", "mpirun", "srun"),
+            }
         )
     if inputs.environ.get(START_TIME_VAR) or job.launcher is None:
         return

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable, refuse_if
 from entrypoint.core.files import atomic_open, open_regular, read_regular
 from entrypoint.core.setting_types import value_text
 from entrypoint.core.settings_base import annotations_of, rules_of
@@ -244,15 +244,26 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         for name, value in settings.items()
         if rules[name].resume != "may_change" and before.get(name) != value
     }
-    if differ and not changed:
-        raise UserError(
+    kept = {name for name in differ if rules[name].resume == "must_keep"}
+    kept |= {name for name in differ if rules[name].resume == "set_once" and before.get(name)}
+    fixed = next((text for name, text in differ.items() if name in kept), "")
+    refuse_if(
+        {
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
-            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
-        )
-    fixed = next((text for name, text in differ.items() if rules[name].resume == "must_keep"), "")
-    if fixed:
-        raise UserError(f"{path}: {fixed}. Its tensors fit no other value. Restore it or start a new run.")
+            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": differ and not changed,
+            f"{path}: {fixed}. Its tensors fit no other value. Restore it or start a new run.": fixed,
+        }
+    )
     return tuple(differ.values())
+
+
+def late_error(path: Path, step: int, last: int | None) -> UserError:
+    """Return the error for a checkpoint of after the run's end, which is after `last` steps if that is known."""
+    end = f"with step {last:,}" if last else "before"
+    return UserError(
+        f"{path}: is after step {step:,}, and this run ends {end}. Raise TRAIN_EPOCHS or TRAIN_STEPS, or start a new"
+        " run."
+    )
 
 
 def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:

@@ -18,6 +18,7 @@ from train.checkpoint.metadata import (
     Metadata,
     check_data,
     compare_settings,
+    late_error,
 )
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
@@ -79,6 +80,15 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> R
     return ResumePoint(path, checkpoint, (), changes, found.epoch, found.step, found.losses)
 
 
+def with_own_best(start: ResumePoint, folder: Path) -> ResumePoint:
+    """Return the resume point of the run of a folder, without the best score of another run: it has those weights."""
+    before = start.path.resolve().parent
+    if before.parent == folder.resolve() or start.metadata.best == NO_BEST:
+        return start
+    checkpoint = replace(start.checkpoint, metadata=msgspec.structs.replace(start.metadata, best=NO_BEST))
+    return replace(start, checkpoint=checkpoint, changes=(*start.changes, f"the best checkpoint stays in {before}"))
+
+
 def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> ResumePoint:
     """Return the resume point with the accepted differences of the data; raises `UserError` for the others."""
     differ = check_data(start.path, start.metadata.data, now, changed=changed)
@@ -93,10 +103,7 @@ def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> 
 def check_length(start: ResumePoint, total_steps: int) -> ResumePoint:
     """Return the resume point; raises `UserError` if it is later than the end of this run."""
     if start.step > total_steps:
-        raise UserError(
-            f"{start.path}: is after step {start.step:,}, and this run ends with step {total_steps:,}. Raise"
-            " TRAIN_EPOCHS or TRAIN_STEPS, or start a new run."
-        )
+        raise late_error(start.path, start.step, total_steps)
     return start
 
 

@@ -16,7 +16,7 @@ from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
 from train.acceleration.winograd import use_winograd
-from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, corrupt_error
+from train.checkpoint.metadata import EMA, MODEL, NO_BEST, OPTIMIZER, corrupt_error
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors
 from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
@@ -183,6 +183,8 @@ class ModelBuilder:
             )
             trainer.set_model(*self.build(slim))
         trainer.state.pruned = True
+        # Scores of the whole model are no measure for those to come.
+        trainer.state.best, trainer.state.best_metric, trainer.state.stale_epochs = NO_BEST, None, 0
         return f"pruned: {before:,} parameters before, {count_parameters(trainer.state.model):,} left"
 
 

@@ -34,6 +34,8 @@ from train.settings import ImageShape, TrainSettings, read_train_settings
 BYTE = 255
 # Bytes of a weight: they are fp32 with every precision.
 WEIGHT_BYTES = 4
+# RAdam and others use an argument from the sixth step on.
+TRIAL_STEPS, SMALL_GRADIENT = 7, 1e-3
 # Tensors of the weights' size that an optimizer keeps; others are taken to keep one.
 OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 
@@ -153,13 +155,14 @@ def try_training(settings: NetworkSettings, model: nn.Module, shape: ImageShape)
 
 
 def try_step(settings: OptimizationSettings, optimizer: torch.optim.Optimizer) -> None:
-    """Take a step with gradients of 0; raises `UserError` for arguments that only a step refuses."""
+    """Take some steps; raises `UserError` for arguments that only a step refuses, of some optimizers a later one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, SMALL_GRADIENT)
     try:
-        optimizer.step()
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        for _ in range(TRIAL_STEPS):
+            optimizer.step()
+    except Exception as error:  # optimizers raise what their arithmetic raises
         raise arguments_error(settings, type(optimizer).__name__, error) from None
 
 

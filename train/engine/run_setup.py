@@ -22,7 +22,7 @@ from entrypoint.plan.model import Plan, TrainerPlan
 from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
 from train.acceleration.torch_workarounds import HeapTrimmer
 from train.checkpoint.metadata import DataFingerprint
-from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
+from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place, with_own_best
 from train.checkpoint.tensor_files import AsyncCheckpointWriter
 from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
@@ -133,7 +133,7 @@ def setup_run(
     start = group.run_on_main(lambda: find_start(settings, source, known, starts), ResumePoint) if starts else None
     copies = NodeCopies.find(given, lock, group, folder)
     if start:
-        start = replace(start, path=copies.fetch(start.path))
+        start = replace(with_own_best(start, folder), path=copies.fetch(start.path))
         restore_normalization(source, start)
     shape = model_input_shape(settings.data, data.shape)
     loss = build_loss(settings, data, source)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import folder as folders
 from train.checkpoint.folder import FOLDER, best_checkpoint, checkpoint_path
-from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, CorruptCheckpoint, Metadata, ScalerState
+from train.checkpoint.metadata import EMA, MODEL, NO_BEST, OPTIMIZER, CorruptCheckpoint, Metadata, ScalerState
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.resume import ResumePoint, load
 from train.checkpoint.tensor_files import Checkpoint, save_checkpoint
@@ -221,11 +221,11 @@ def metadata_of(run: TrainingRun, epoch: int, score: float | None) -> Metadata:
 def use_best_weights(run: TrainingRun) -> int | None:
     """Load the weights that did best on the val images; return the epochs that they had, None where the last stay.
 
-    All ranks must call this. The last weights stay if they are the best, if test images chose, where IPEX has packed
-    them, and where the model was pruned.
+    All ranks must call this. The last weights stay if they are the best, if test images chose, and where IPEX has
+    packed them.
     """
-    has_other_form = run.model_builder.plan.the_trainer().use_ipex or run.settings.network.prune_ratio
-    if not run.source.has_val or not run.settings.run.checkpoint_every or has_other_form:
+    is_packed, no_best = run.model_builder.plan.the_trainer().use_ipex, run.trainer.state.best == NO_BEST
+    if not run.source.has_val or not run.settings.run.checkpoint_every or is_packed or no_best:
         return None
     run.checkpoint_writer.wait()  # with FSDP each rank writes its part
     name = run.group.run_on_main(lambda: best_name(run), str)

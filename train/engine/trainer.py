@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, refuse_if
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
@@ -112,15 +112,16 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     channels, height, width = plan.the_trainer().image_shape
     data = load(settings, (channels, height, width), plan.the_trainer().data_source, workers)
     count, tested = data.trained_images, len(data.test)
-    if settings.compute.parallelism == "fsdp" and tested < plan.nodes.world_size:
-        raise UserError(
-            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, of which each needs one."
-            " Lower LAUNCH_NPROC_PER_NODE, or add test images."
-        )
-    if count < settings.optim.batch_size and not settings.run.evaluate:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.optim.batch_size}: larger than the training set of {count} images. Lower it."
-        )
+    batch, ranks = settings.optim.batch_size, plan.nodes.world_size
+    refuse_if(
+        {
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {ranks} ranks, of which each needs one. Lower"
+            " LAUNCH_NPROC_PER_NODE, or add test images.": settings.compute.parallelism == "fsdp" and tested < ranks,
+            f"TRAIN_BATCH_SIZE={batch}: larger than the training set of {count} images. Lower it.": (
+                count < batch and not settings.run.evaluate
+            ),
+        }
+    )
     return data
 
 
@@ -135,11 +136,8 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
     for epoch in range(run.first_epoch, run.epochs):
         if should_stop_early(run):
             break
-        if (
-            run.settings.network.prune_ratio
-            and epoch >= run.settings.network.prune_warmup
-            and not run.trainer.state.pruned
-        ):
+        network = run.settings.network
+        if network.prune_ratio and epoch >= network.prune_warmup and not run.trainer.state.pruned:
             run.progress.print(run.model_builder.prune(run.trainer))
 
         callbacks = StepCallbacks(
@@ -185,7 +183,8 @@ def show_batch(run: TrainingRun, images: Tensor) -> None:
 def should_stop_early(run: TrainingRun) -> bool:
     """Return whether the score has not improved for TRAIN_EARLY_STOPPING epochs, and print it."""
     patience, stale = run.settings.optim.early_stopping, run.trainer.state.stale_epochs
-    if not patience or stale < patience:
+    is_whole = run.settings.network.prune_ratio and not run.trainer.state.pruned
+    if not patience or stale < patience or is_whole:
         return False
     run.progress.print(f"stopping early: {run.choice} {run.settings.data.score} has not improved for {stale} epochs")
     return True

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint.core.console import report_error, write_stderr, writing_stdout
-from entrypoint.core.errors import ExitCode, UserError, one_line, printable
+from entrypoint.core.errors import ExitCode, UserError, one_line, printable, refuse_if
 from entrypoint.core.files import atomic_open
 from entrypoint.core.settings_base import read_settings
 from train.acceleration.amp import memory_format
@@ -114,13 +114,17 @@ class Predictor:
         """
         check_result_file(self.settings.features, "PREDICT_FEATURES")
         source = f"PREDICT_FEATURES={printable(self.settings.features)}"
-        if self.settings.features and self.settings.features.suffix != ".npy":
-            raise UserError(f"{source}: is no name of a NumPy file. Name one that ends with .npy.")
-        if self.copies != "off":
-            raise UserError(f"{source}: an image has one row. Set TRAIN_TEST_TIME_AUGMENT=off.")
-        if not (recorded := record_features(self.model, len(self.trained.classes))):
-            raise UserError(f"{source}: the model has no last layer, whose inputs the features are. Unset it.")
-        return recorded[0]
+        recorded = record_features(self.model, len(self.trained.classes))
+        refuse_if(
+            {
+                f"{source}: is no name of a NumPy file. Name one that ends with .npy.": (
+                    self.settings.features and self.settings.features.suffix != ".npy"
+                ),
+                f"{source}: an image has one row. Set TRAIN_TEST_TIME_AUGMENT=off.": self.copies != "off",
+                f"{source}: the model has no last layer, whose inputs the features are. Unset it.": not recorded,
+            }
+        )
+        return recorded[0] if recorded else []
 
     def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.

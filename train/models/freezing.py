@@ -7,7 +7,7 @@ from types import MethodType
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.errors import UserError, did_you_mean, printable, refuse_if
 from train.models.inspection import count_parameters, in_modules
 from train.setting_groups.network import BACKBONE, STATISTICS
 
@@ -43,12 +43,14 @@ def layers_to_freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> tupl
     source = f"TRAIN_FREEZE={printable(text)}"
     names = [name for name, _ in model.named_parameters()]
     wanted = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not wanted:
-        raise UserError(f"{source}: names no layer. Name layers, or `backbone`.")
-    if wanted == (BACKBONE,) and not head:
-        raise UserError(
-            f"{source}: no last layer with an output for each class was found. Name the layers, with commas."
-        )
+    refuse_if(
+        {
+            f"{source}: names no layer. Name layers, or `backbone`.": not wanted,
+            f"{source}: no last layer with an output for each class was found. Name the layers, with commas.": (
+                wanted == (BACKBONE,) and not head
+            ),
+        }
+    )
     for part in wanted:
         if part not in (BACKBONE, STATISTICS) and not any(is_inside(name, part) for name in names):
             hint = did_you_mean(part, sorted({name.rpartition(".")[0] for name in names}))

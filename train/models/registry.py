@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
+from entrypoint.core.errors import UserError, did_you_mean, first_line, printable, refuse_if
 from train.models.cnn import CNN, WIDTHS, GrayscaleToRGB, SpeedNet
 from train.models.inspection import dry_run
 from train.models.users_code import describe_failure, import_factory
@@ -192,16 +192,18 @@ def factory_model(settings: NetworkSettings, shape: ImageShape, classes: int) ->
     if unknown := [] if takes_any_name or not accepted else sorted(arguments.keys() - accepted.keys()):
         raise unknown_argument_error(settings, unknown[0], list(accepted))
     try:
-        model = factory(**arguments)
+        model: nn.Module = factory(**arguments)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise UserError(f"TRAIN_MODEL={printable(name)}: {describe_failure(error)}. Correct the function.") from None
-    if not isinstance(model, nn.Module):
-        raise UserError(
-            f"TRAIN_MODEL={printable(name)}: returns {printable(type(model).__name__)} and not an nn.Module. Return"
-            " the model."
-        )
-    if not any(one.requires_grad for one in model.parameters()):
-        raise UserError(f"TRAIN_MODEL={printable(name)}: the model has no parameters to train. Return another one.")
+    kind, is_module = printable(type(model).__name__), isinstance(model, nn.Module)
+    refuse_if(
+        {
+            f"TRAIN_MODEL={printable(name)}: returns {kind} and not an nn.Module. Return the model.": not is_module,
+            f"TRAIN_MODEL={printable(name)}: the model has no parameters to train. Return another one.": (
+                is_module and not any(one.requires_grad for one in model.parameters())
+            ),
+        }
+    )
     return model
 
 

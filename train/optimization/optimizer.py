@@ -155,7 +155,7 @@ def build_optimizer(
         skip_dynamo_import()
     try:
         optimizer = kind(groups, **arguments)
-    except (ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # optimizers raise what their checks raise
         raise arguments_error(settings.optim, kind.__name__, error) from None
     if settings.compute.compile == "off":
         unwrap_step(optimizer)

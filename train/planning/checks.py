@@ -22,6 +22,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_smallest_images(given, dataset)
     check_augment(given.values.data, dataset.shape[0])
+    check_copies(given.values, dataset.shape[0])
     check_optimizer(given)
     check_choice(given, dataset)
     check_teacher(given.values, dataset)
@@ -128,6 +129,20 @@ def images_to_train(settings: DataSettings, dataset: DatasetInfo) -> int:
 def steps_of_epoch(settings: TrainSettings, dataset: DatasetInfo) -> int:
     """Return the optimizer steps of an epoch, 0 if unknown."""
     return images_to_train(settings.data, dataset) // settings.optim.batch_size
+
+
+def check_copies(settings: TrainSettings, channels: int) -> None:
+    """Raise `UserError` for copies of an image that are all equal, or more than a batch has images."""
+    data, times, size = settings.data, settings.data.repeated_augment, settings.optim.batch_size
+    unchanged = data.transform_of(channels) == data.augment == "none" and not data.erasing
+    refuse_if(
+        {
+            f"TRAIN_REPEATED_AUGMENT={times}: nothing is augmented, so the copies are equal. Unset it.": (
+                times > 1 and unchanged
+            ),
+            f"TRAIN_REPEATED_AUGMENT={times}: a batch has {size} images (TRAIN_BATCH_SIZE). Lower it.": times > size,
+        }
+    )
 
 
 def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:

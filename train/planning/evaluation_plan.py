@@ -20,7 +20,7 @@ from train.planning.export_formats import INT8_FILE
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
 from train.planning.loading import decide_images, decide_workers, doubts
 from train.planning.model_report import ModelReport
-from train.planning.techniques import decide_model
+from train.planning.techniques import decide_model, needed_setting
 from train.planning.trained_run import average_file, read_trained_run
 from train.settings import TrainSettings
 
@@ -65,20 +65,24 @@ def plan_evaluation(
         workers_decision,
         precision,
     )
-    plan = replace(plan, warnings=(*plan.warnings, *settings_of_training(given), *doubts(dataset)))
+    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given), *doubts(dataset)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 
 
-def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
-    """Return one line with the settings of the user that only training uses, if there are any."""
+def unused_settings(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
+    """Return a line with the settings of the user that only training uses, and one for each other without effect."""
     rules, defaults = rules_of(TrainSettings), TrainSettings()
-    found = [
-        printable(source)
+    changed = {
+        field: printable(source)
         for field, source in sorted(given.sources.items())
-        if rules[field].evaluate == "unused" and given.values.value(field) != defaults.value(field)
-    ]
-    verb = "has" if len(found) == 1 else "have"
-    return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
+        if given.values.value(field) != defaults.value(field)
+    }
+    of_training = [source for field, source in changed.items() if rules[field].evaluate == "unused"]
+    verb = "has" if len(of_training) == 1 else "have"
+    lines = [f"{', '.join(of_training)} {verb} no effect: evaluate trains nothing"] if of_training else []
+    needed = {field: needed_setting(given.values, rules[field].needs) for field in changed}
+    others = (field for field, why in needed.items() if why and rules[field].evaluate != "unused")
+    return (*lines, *(f"{changed[field]} has no effect: {needed[field]}" for field in others))
 
 
 def check_new_model(given: ParsedSettings[TrainSettings], plan: Plan) -> None:

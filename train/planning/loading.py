@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import printable, refuse_if
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, Plan, make_decision
 from train.data.dataset_info import DatasetInfo
@@ -65,13 +65,17 @@ def decide_normalization(
         )
         return found, make_decision("normalization", text_of(found), f"ImageNet's; {reason}", "", setting)
     mean, deviation = (tuple(map(float, part.split(","))) for part in value.split("/"))
-    if not len(mean) == len(deviation) == channels:
-        raise UserError(
+    refuse_if(
+        {
             f"{setting}: has {len(mean)} means and {len(deviation)} deviations, and the images have {channels}"
-            f" channel{'s' * (channels != 1)}. Give one of each for every channel."
-        )
-    if not all(deviation) or max(*mean, *deviation) > 1:
-        raise UserError(f"{setting}: means are from 0 to 1, and deviations above 0 to 1. Divide byte values by 255.")
+            f" channel{'s' * (channels != 1)}. Give one of each for every channel.": (
+                not len(mean) == len(deviation) == channels
+            ),
+            f"{setting}: means are from 0 to 1, and deviations above 0 to 1. Divide byte values by 255.": (
+                not all(deviation) or max(*mean, *deviation) > 1
+            ),
+        }
+    )
     return (mean, deviation), make_decision("normalization", text_of((mean, deviation)), "", "", setting)
 
 

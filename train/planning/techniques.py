@@ -15,7 +15,7 @@ from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
 from train.planning.model_report import ModelReport
-from train.setting_groups.network import STATISTICS, NetworkSettings
+from train.setting_groups.network import BACKBONE, STATISTICS, NetworkSettings
 from train.setting_groups.optimization import peak_lr
 from train.settings import TrainSettings
 
@@ -46,7 +46,6 @@ def exclusions(
     uncached = data_source == "stream" and settings.data.dataset != "shards"  # the index of shards is cached
     last_epochs = max(settings.optim.early_stopping, settings.run.eval_every)
     no_batchnorm = report.parameters > 0 and not report.batchnorm_layers
-    unchanged = settings.data.transforms == settings.data.augment == "none" and not settings.data.erasing
     return (
         ("num_workers", data_source == "memory", "batches come from memory, without loader workers"),
         ("label_smoothing", settings.optim.loss == "focal", "TRAIN_LOSS is focal"),
@@ -68,7 +67,9 @@ def exclusions(
         *((name, settings.data.unmixed_epochs >= epochs, UNMIXED) for name in MIXES),
         ("keep_best", epochs <= settings.run.eval_every, "the run has one evaluation"),
         ("unmixed_epochs", not (settings.data.mixup_alpha or settings.data.cutmix_alpha), "nothing is mixed"),
-        ("repeated_augment", unchanged, "nothing is augmented, so the copies are equal"),
+        ("weights", settings.run.resume not in ("off", "auto"), "the checkpoint has the weights"),
+        ("lr_layer_decay", settings.network.freeze == BACKBONE, "only the head is trained"),
+        ("sync_batchnorm", settings.network.freeze == STATISTICS, "TRAIN_FREEZE=statistics keeps those of BatchNorm"),
         ("eval_size", settings.data.eval_size == settings.data.image_size, "TRAIN_IMAGE_SIZE is the same"),
         (
             "model_path",

@@ -84,6 +84,7 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
         BelowOne,
         about(
             "Fraction of each convolution's filters to prune, smallest L1 norm first; 0: none.",
+            resume="set_once",
             evaluate="adopted",
         ),
     ] = 0.0

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from entrypoint.cli.commands import train_run
 from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import RESULT_VAR
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.packages import require_extra
 
 
@@ -17,10 +17,14 @@ def run(invocation: Invocation) -> int:
     """Launch the trainer with the model that the words name, or that TRAIN_EVALUATE as a flag does."""
     command, name = invocation.command, invocation.command.command
     model, *others = command.words or (command.flags.get("TRAIN_EVALUATE", ""),)
-    if not model:
-        raise UserError(f"{name}: needs a trained model. Use `entrypoint {name} RUN`.")
-    if others and name != "average":
-        raise UserError(f"{name} {printable(others[0])}: one model at a time. Evaluate each by itself.")
+    refuse_if(
+        {
+            f"{name}: needs a trained model. Use `entrypoint {name} RUN`.": not model,
+            f"{name} {printable(''.join(others[:1]))}: one model at a time. Evaluate each by itself.": (
+                others and name != "average"
+            ),
+        }
+    )
     require_extra("train", name)
     from train.checkpoint.store import local_run
 

@@ -72,6 +72,32 @@ def test_flat_test_folder_of_imagenet_is_passed_over(three_splits: Path) -> None
 
 
 @pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.launch
+def test_scores_of_before_the_pruning_choose_and_stop_nothing(entrypoint: Entrypoint, three_splits: Path) -> None:
+    pruned = {"TRAIN_PRUNE_RATIO": "0.9", "TRAIN_PRUNE_WARMUP": "3", "TRAIN_EPOCHS": "4", "TRAIN_LR": "1e-9"}
+    env = imagefolder(three_splits, TRAIN_MODEL="cnn", **pruned) | QUIET
+    result = entrypoint.succeed("train", "--run-name=a", "--early-stopping=1", env=env)
+    assert "pruned: " in result.out
+    found, epochs = entrypoint.summary("a"), epochs_of(entrypoint, "a")
+    assert len(epochs) == 4
+    assert found["best_accuracy"] == pytest.approx(epochs[-1]["val_accuracy"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_best_weights_of_another_run_stay_in_it(entrypoint: Entrypoint, three_splits: Path) -> None:
+    env = imagefolder(three_splits, TRAIN_EPOCHS="3", TRAIN_KEEP_CHECKPOINTS="9") | QUIET
+    entrypoint.train("--run-name=a", env=env)
+    first = sorted((entrypoint.folder / "runs/a/checkpoint").glob("step-*"))[0]
+    result = entrypoint.succeed("train", "--run-name=b", env=env | {"TRAIN_RESUME": str(first)})
+    assert "resuming although the best checkpoint stays in " in result.out
+    assert "cannot be read" not in result.out + result.err
+    assert entrypoint.summary("b")["best_accuracy"] == pytest.approx(
+        max(line["val_accuracy"] for line in epochs_of(entrypoint, "b")), abs=1e-4
+    )
+
+
 @pytest.mark.slow_except("stream")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three_splits: Path, source: str) -> None:

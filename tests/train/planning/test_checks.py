@@ -31,6 +31,11 @@ SKIPPING = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets", "TRAIN_ON_
             {"TRAIN_AUGMENT": "gray-0.1"},
             "gray has no effect, as the images are gray. Leave it out.",
         ),
+        ({"TRAIN_REPEATED_AUGMENT": "3"}, "REPEATED_AUGMENT=3: nothing is augmented, so the copies are equal"),
+        (
+            {"TRAIN_REPEATED_AUGMENT": "3", "TRAIN_ERASING": "0.1", "TRAIN_BATCH_SIZE": "2"},
+            "TRAIN_REPEATED_AUGMENT=3: a batch has 2 images",
+        ),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_STEPS": "10"}, "TRAIN_PRUNE_WARMUP=1: TRAIN_STEPS=10 are 1 epochs. Lower"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from train.planning.evaluation_plan import settings_of_training
+from train.planning.evaluation_plan import unused_settings
 from train.planning.techniques import decide_model
 from train.settings import read_train_settings
 
@@ -21,9 +21,14 @@ from train.settings import read_train_settings
         ({"TRAIN_FREEZE": "\udc80"}, "TRAIN_FREEZE=\\udc80 has"),
     ],
 )
-def test_settings_of_training_are_named_in_one_line(env: dict[str, str], said: str) -> None:
-    lines = settings_of_training(read_train_settings({"TRAIN_EVALUATE": "runs/a", **env}, {}))
+def test_unused_settings_are_named_in_one_line(env: dict[str, str], said: str) -> None:
+    lines = unused_settings(read_train_settings({"TRAIN_EVALUATE": "runs/a", **env}, {}))
     assert lines == ((f"{said} no effect: evaluate trains nothing",) if said else ())
+
+
+def test_setting_that_another_one_switches_off_is_named() -> None:
+    given = read_train_settings({"TRAIN_EVALUATE": "runs/a", "TRAIN_THRESHOLD": "0.7"}, {})
+    assert unused_settings(given) == ("TRAIN_THRESHOLD=0.7 has no effect: TRAIN_TASK is classify",)
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet18"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.errors import UserError, one_line, printable, refuse_if
 from entrypoint.core.files import is_file
 from train.data.sources.image_file import FileList
 from train.data.sources.image_list import (
@@ -83,14 +83,14 @@ def split_columns(path: Path, file: TextIO, task: str) -> tuple[Iterator[list[st
         if column not in names and other:
             names[plain.index(other)] = column
     missing = [column for column in wanted if column not in names]
-    if missing or len(set(names)) < 2:
-        raise UserError(
+    refuse_if(
+        {
             f"{one_line(path)}: has no column {', '.join(missing) or 'of labels'}; its first line must name file and"
             f" label, and names {printable(', '.join(header)) or 'nothing'}. For other columns set"
-            " TRAIN_TASK=multilabel or regress"
-        )
-    if len(set(names)) < len(names):
-        raise UserError(f"{one_line(path)}: two columns have the same name. Rename one.")
+            " TRAIN_TASK=multilabel or regress": missing or len(set(names)) < 2,
+            f"{one_line(path)}: two columns have the same name. Rename one.": len(set(names)) < len(names),
+        }
+    )
     return csv.reader(file, delimiter=divider), names
 
 
