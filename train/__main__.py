@@ -29,6 +29,7 @@ def main() -> int:
             first = "TORCHELASTIC_ERROR_FILE" in os.environ or os.environ.get("LOCAL_RANK", "0") == "0"
             return report_error(error) if first or not isinstance(error, Preempted) else int(error.code)
     except BaseException as error:
+        STOP_CONTROLLER.ignore()  # a second signal would interrupt what is said about the first
         stopped = find_stop_signal(error)
         if stopped is None:
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +40,15 @@ class StopSignal(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def signal_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a stop signal again that arrived in a callback, out of which Python lets no exception."""
+    if isinstance(unraisable.exc_value, StopSignal):
+        # By then the callback has ended.
+        threading.Timer(0.05, os.kill, (os.getpid(), unraisable.exc_value.number)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 class Preempted(UserError):
@@ -126,6 +137,7 @@ class StopController:
         """Install the signal handlers, except for signals that are already ignored (nohup)."""
         for number in not_ignored(HANDLED):
             signal.signal(number, self.handle)
+        sys.unraisablehook = signal_again
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)  # the entrypoint defers them until here
 
     def ignore(self) -> None:

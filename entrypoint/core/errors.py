@@ -37,10 +37,10 @@ class UserError(Exception):
         self.code = code
 
 
-def refuse_if(problems: Mapping[str, object]) -> None:
+def refuse_if(problems: Mapping[str, object], code: ExitCode = ExitCode.USAGE) -> None:
     """Raise `UserError` with the first text whose problem is there: the value says so."""
     if problem := next((text for text, is_there in problems.items() if is_there), ""):
-        raise UserError(problem)
+        raise UserError(problem, code)
 
 
 class PeerLostError(UserError):

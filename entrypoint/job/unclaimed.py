@@ -58,7 +58,10 @@ RANK_VARIABLES = (
 # With a SLURM_PROCID and without a job, which a batch script has, these are a step's.
 SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES")
 # Set only in the ranks or pods of a job, and without their number: LSF_PM_TASKID is blaunch's, K_MPI_JOB_ROLE MPIJob's.
-LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE")
+LAUNCHER_ONLY_VARIABLES = (
+    *("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE"),
+    *("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"),
+)
 # Of any engine: a number of nodes, and which of them this is, in variables that begin alike (DSTACK_NODES_NUM).
 NODE_COUNT = re.compile(
     "(.*_)?(NODES_NUM|NUM_NODES|NODE_NUM|NODE_COUNT|NNODES|NUM_WORKERS|WORKER_NUM|TOTAL_WORKERS|REPLICA_COUNT|GROUP_SIZE"
@@ -76,6 +79,10 @@ VOLCANO_SIZE = re.compile("VC_.+_NUM")
 # Lists of hosts, and files with one on each line; in such a job the first host starts the others.
 HOST_LISTS = ("SM_HOSTS", "AZ_BATCH_HOST_LIST", "AZ_BATCH_NODE_LIST")
 HOST_FILES = ("OAR_NODE_FILE", "OAR_NODEFILE", "COBALT_NODEFILE", "PJM_O_NODEINF")
+# Of schedulers that we know, where what names the nodes did not get here: numbers, lists and files.
+LOST_SIZES, LOST_LISTS = ("NHOSTS",), ("LSB_HOSTS",)
+LOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
+SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 # JSON with the tasks of a cluster (Vertex AI, TensorFlow).
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
@@ -100,9 +107,13 @@ def numbers_above(environ: Mapping[str, str], limits: Sequence[tuple[tuple[str, 
                 yield f"{name}={printable(text)}"
 
 
-def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield `NAME=VALUE` of each variable that says there are other nodes, and that no engine we know has set."""
-    yield from numbers_above(environ, ((NODE_SIZES, 1), (NODE_RANKS, 0)))
+def unclaimed_nodes(environ: Mapping[str, str], nodes: int) -> Iterator[str]:
+    """Yield `NAME=VALUE` of each variable that says there are other nodes, and that no engine we know has set.
+
+    `nodes` is the number of those that a scheduler names, 0 for none.
+    """
+    sizes = (*NODE_SIZES, *LOST_SIZES, *(SLURM_NODES if environ.get("SLURM_JOB_ID") else ()))
+    yield from numbers_above(environ, ((NODE_SIZES if nodes else sizes, 1), (NODE_RANKS, 0)))
     pods = {name: text for name, text in environ.items() if VOLCANO_SIZE.fullmatch(name)}
     if sum(int(text) for text in pods.values() if re.fullmatch("[0-9]{1,6}", text)) > 1:
         yield from (f"{name}={printable(text)}" for name, text in pods.items())
@@ -119,11 +130,11 @@ def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
     place = next((name for name in ("NODE_RANK", "LAUNCH_NODE_RANK") if environ.get(name)), "")
     if master and place and not is_loopback_name(master) and "1" not in counts:
         yield f"{place}={printable(environ[place])} and MASTER_ADDR={printable(master)}"
-    for name in HOST_LISTS:
-        hosts = set(re.split("[,;]", environ.get(name, "")))
+    for name in HOST_LISTS if nodes else (*HOST_LISTS, *LOST_LISTS):
+        hosts = set(re.split("[,; ]", environ.get(name, "")))
         if len(hosts) > 1:
             yield f"{name}={printable(environ[name])}"
-    for name in HOST_FILES:
+    for name in HOST_FILES if nodes else (*HOST_FILES, *LOST_FILES):
         with suppress(OSError, ValueError):
             if environ.get(name) and len(set(read_regular(environ[name]).split("\n")) - {""}) > 1:
                 yield f"{name}={printable(environ[name])}"
@@ -148,6 +159,8 @@ def without_batch_exports(environ: Mapping[str, str], nodes: int) -> dict[str, s
     if not environ.get("SLURM_JOB_ID"):
         return dict(environ)
     names = {"WORLD_SIZE"} if nodes < 2 else set()
+    if not nodes:
+        names |= {"SLURM_JOB_ID", *SLURM_NODES}
     if not environ.get("SLURM_STEP_ID"):
         names |= {*SIZE_VARIABLES, *RANK_VARIABLES}
         names |= {name for name in LAUNCHER_ONLY_VARIABLES if environ.get(name) != "0"}
@@ -160,7 +173,7 @@ def check_unclaimed_ranks(environ: Mapping[str, str], nproc: int | None, nodes: 
     A WORLD_SIZE equal to the user's `nproc`, the ranks to start here, is no contradiction.
     """
     meant = without_batch_exports(environ, nodes)
-    if other := next(unclaimed_nodes(meant), ""):
+    if other := next(unclaimed_nodes(meant, nodes), ""):
         raise UserError(
             f"{other}: this job has other nodes, which would train alone. On each node set LAUNCH_NNODES to their"
             " number, LAUNCH_NODE_RANK counted from 0, and MASTER_ADDR to the first one's name. Or list them once in"

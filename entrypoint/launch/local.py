@@ -251,7 +251,8 @@ class LocalRanks:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
                 self.stop_signal = self.stop_signal or number
             self.next_escalation = self.next_escalation or (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
-        if self.own_sessions or not from_terminal(received):  # the terminal signals its whole process group
+        # The terminal signals its whole process group, but by a hangup only the leader of its session.
+        if self.own_sessions or not from_terminal(received) or number == signal.SIGHUP:
             self.signal_all(number, process_group=from_terminal(received) or number == signal.SIGCONT)
 
     def suspend(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from entrypoint.core.console import RESULT_VAR, STATUS_VAR
-from entrypoint.core.errors import ExitCode, UserError, is_secret, printable
+from entrypoint.core.errors import ExitCode, UserError, is_secret, printable, refuse_if
 from entrypoint.core.files import exists, is_folder, read_regular
 from entrypoint.core.process import own_command
 from entrypoint.job.allocation import ALLOCATION_VAR
@@ -85,16 +85,17 @@ def find_remote_launcher(
     name = select_remote_launcher(values, job, nodes)
     if not name:
         return None
-    if name == "srun" and job.het_components > 1:
-        raise UserError(
+    refuse_if(
+        {
             f"this batch job has {job.het_components} parts, which srun from here would not start alike; write: srun"
-            f" --het-group=0-{job.het_components - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
-        )
-    if name == "mpirun" and job.scheduler == "LSF" and not values.hosts and shutil.which("jsrun"):
-        raise UserError(
-            f"this LSF job has {len(job.hostnames)} nodes, and here jsrun starts ranks on them. Write: jsrun -n"
-            " RANKS -a 1 -c CPUS entrypoint train, or set LAUNCH_LAUNCHER=direct for this node alone."
-        )
+            f" --het-group=0-{job.het_components - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node"
+            " alone": (name == "srun" and job.het_components > 1),
+            f"this LSF job has {len(job.hostnames)} nodes, and here jsrun starts ranks on them. Write: jsrun -n RANKS"
+            " -a 1 -c CPUS entrypoint train, or set LAUNCH_LAUNCHER=direct for this node alone.": (
+                name == "mpirun" and job.scheduler == "LSF" and not values.hosts and shutil.which("jsrun")
+            ),
+        }
+    )
     hosts, path = read_hosts(values.hosts), shutil.which(name)
     if not path:
         asked_by = f"LAUNCH_HOSTS={printable(values.hosts)}" if values.launcher == "auto" else f"LAUNCH_LAUNCHER={name}"

@@ -7,7 +7,7 @@ from math import ceil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, count_text, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable, refuse_if
 from entrypoint.machine.gpus import Gpu, best_connected, describe_links
 from entrypoint.plan.cpu_budget import compute_cpu_budget, cores_by_node
 from entrypoint.plan.inputs import PlanInputs
@@ -193,14 +193,15 @@ MAX_SEARCHED = 16
 def decide_backend(inputs: PlanInputs, device: str, nproc: int) -> Decision:
     """NCCL on CUDA, Gloo on CPU; oneCCL and MPI if the user asks for them and they can be used."""
     requested = inputs.settings.values.backend
-    if requested == "nccl" and device != "cuda":
-        raise UserError(
-            f"{inputs.settings.sources['backend']}: nccl needs a GPU for each rank, and this run is on {device}."
-            " Set LAUNCH_BACKEND=auto or gloo.",
-            ExitCode.MACHINE,
-        )
-    if inputs.backend_problem:
-        raise UserError(f"{inputs.settings.sources['backend']}: {inputs.backend_problem}", ExitCode.MACHINE)
+    source = inputs.settings.sources.get("backend")
+    refuse_if(
+        {
+            f"{source}: nccl needs a GPU for each rank, and this run is on {device}. Set LAUNCH_BACKEND=auto or"
+            " gloo.": (requested == "nccl" and device != "cuda"),
+            f"{source}: {inputs.backend_problem}": inputs.backend_problem,
+        },
+        ExitCode.MACHINE,
+    )
     backend = ("nccl" if device == "cuda" else "gloo") if requested == "auto" else requested
     unused = "; unused by a single rank" if world_size_for(inputs, nproc) == 1 else ""
     endless = backend in ("ccl", "mpi") and inputs.program.kind != "train"

@@ -123,9 +123,10 @@ def refuse_missing_interface(inputs: PlanInputs, world_size: int) -> None:
 def network_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:
     """Return the network interface of the ranks, where this node or the platform decides it."""
     wanted: dict[str, tuple[str, str]] = {}
-    if len(ranks) > 1 and inputs.job.on_one_node and inputs.node_group.nnodes == 1 and is_master_here(inputs):
-        wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node")
+    if inputs.job.on_one_node and inputs.node_group.nnodes == 1 and is_master_here(inputs):
         wanted |= local_master_override(inputs)
+        if len(ranks) > 1:
+            wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node")
     if inputs.node_group.interface:
         platform = f"the interface that {inputs.node_group.source.partition('=')[0]}'s platform names"
         reason = "MASTER_ADDR is a loopback address" if inputs.node_group.interface == "lo" else platform

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 
 import pytest
 
+from tests.conftest import PYTHON
 from train import preemption
 from train.preemption import CONTINUE, SAVE, STOP, Deadline, StopController, StopSignal, first_deadline
 
@@ -143,3 +145,32 @@ def test_deadline_ignores_clock_changes(clock: list[float], monkeypatch: pytest.
         assert one.reason == "TRAIN_MAX_MINUTES=1"
     with one.defer(can_save=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
         assert not one.stop_requested
+
+
+CALLBACK = """
+import os, signal, time, weakref
+from train.preemption import STOP_CONTROLLER, StopSignal
+
+class Referent:
+    pass
+
+def interrupted(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.001)
+
+STOP_CONTROLLER.install()
+referent = Referent()
+reference = weakref.ref(referent, interrupted)
+try:
+    del referent
+    time.sleep(9)
+except StopSignal as stopped:
+    print("stopped by", stopped.number)
+"""
+
+
+@pytest.mark.launch
+def test_signal_in_a_callback_stops_too() -> None:
+    """Python only prints what is raised in a callback, as of the locks of its imports."""
+    done = subprocess.run([PYTHON, "-c", CALLBACK], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"stopped by {int(signal.SIGTERM)}\n", "")

@@ -282,16 +282,17 @@ def check_data(path: Path, was: DataFingerprint, now: DataFingerprint, *, change
     """
     differ = data_differences(was, now)
     said = f"{path}: saved with other data: {', '.join(differ)}."
-    if differ and not changed:
-        raise UserError(
-            f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
-        )
-    moved = set(was.classes) & set(now.classes)
-    if (was.classes and now.classes) and (
-        len(was.classes) != len(now.classes)
-        or any(was.classes.index(name) != now.classes.index(name) for name in moved)
-    ):
-        raise UserError(f"{said} The model's outputs cannot be mapped to these classes. Start a new run.")
+    moved = [name for name in was.classes if name in now.classes and was.classes.index(name) != now.classes.index(name)]
+    refuse_if(
+        {
+            f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": (
+                differ and not changed
+            ),
+            f"{said} The model's outputs cannot be mapped to these classes. Start a new run.": (
+                moved or (was.classes and now.classes and len(was.classes) != len(now.classes))
+            ),
+        }
+    )
     return differ
 
 

@@ -30,6 +30,8 @@ from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
 # The port of the discard service. No process listens there, so a live node refuses the connection.
 DISCARD_PORT = 9
 PAUSE_S = 0.05
+# The key that says that a rank has left before all had come.
+LEFT = "left"
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 
 
@@ -56,7 +58,7 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     """Return the store when all ranks have joined it; rank 0 logs the missing ranks meanwhile.
 
     RANK, WORLD_SIZE and MASTER_* determine the store.
-    Raises `UserError` if a rank has not joined within `timeout_s` seconds.
+    Raises `UserError` if a rank has not joined within `timeout_s` seconds, and where one that got SIGUSR1 has left.
     Why not the timeout of the process group: a later failure must be reported sooner.
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))
@@ -66,7 +68,9 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     while missing := [peer for peer in missing if not store.check([f"here/{peer}"])]:
         now, missing_text = time.monotonic(), format_ranks(missing)
         if STOP_CONTROLLER.number == PREEMPT_WARNING:
-            raise Preempted("stopped by SIGUSR1 before the first step. Nothing is to be saved.")
+            store.set(LEFT, "")
+        if store.check([LEFT]):
+            break
         if now - started > timeout_s:
             raise UserError(
                 f"rank {rank} of {world_size}: {missing_text} did not join within {timeout_s:.0f} s."
@@ -77,6 +81,8 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
             logged, waited = now, f"{now - started:.0f} of {timeout_s:.0f} s"
             log(f"waiting for {missing_text} ({waited})")
         time.sleep(PAUSE_S)
+    if store.check([LEFT]):  # those that come later would meet nobody
+        raise Preempted("stopped by SIGUSR1 before the first step. Nothing is to be saved.")
     store.set(f"seen all/{rank}", "")
     if rank == 0:  # it hosts the store, so it waits until the others have read it
         store.wait([f"seen all/{peer}" for peer in range(world_size)])

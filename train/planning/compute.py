@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.errors import ExitCode, UserError, printable, refuse_if
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.backends import find_ipex_problem
 from entrypoint.machine.detect import Machine
@@ -47,12 +47,17 @@ def decide_precision(given: ParsedSettings[TrainSettings], device: str, machine:
 def check_fp8(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> None:
     """Raise `UserError` where linear layers cannot be trained in fp8, or nobody has tried it."""
     source, values = given.sources["precision"], given.values
-    if device != "cuda" or not hardware_support("fp8", device, machine):
-        raise UserError(
-            f"{source}: only NVIDIA GPUs from Hopper on support it. Set TRAIN_PRECISION=auto.", ExitCode.MACHINE
-        )
-    if "torchao" not in machine.packages.versions:
-        raise UserError(f"{source}: needs torchao, which is not installed. Run: pip install torchao", ExitCode.MACHINE)
+    refuse_if(
+        {
+            f"{source}: only NVIDIA GPUs from Hopper on support it. Set TRAIN_PRECISION=auto.": (
+                device != "cuda" or not hardware_support("fp8", device, machine)
+            ),
+            f"{source}: needs torchao, which is not installed. Run: pip install torchao": (
+                "torchao" not in machine.packages.versions
+            ),
+        },
+        ExitCode.MACHINE,
+    )
     others = {
         "evaluate": values.run.evaluate,
         "prune_ratio": values.network.prune_ratio > 0,

@@ -78,8 +78,8 @@ def unused_settings(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
         if given.values.value(field) != defaults.value(field)
     }
     of_training = [source for field, source in changed.items() if rules[field].evaluate == "unused"]
-    verb = "has" if len(of_training) == 1 else "have"
-    lines = [f"{', '.join(of_training)} {verb} no effect: evaluate trains nothing"] if of_training else []
+    listed = f"{', '.join(of_training)} {'has' if len(of_training) == 1 else 'have'}"
+    lines = [f"{listed} no effect: evaluate trains nothing"] if of_training else []
     needed = {field: needed_setting(given.values, rules[field].needs) for field in changed}
     others = (field for field, why in needed.items() if why and rules[field].evaluate != "unused")
     return (*lines, *(f"{changed[field]} has no effect: {needed[field]}" for field in others))

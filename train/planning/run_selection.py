@@ -135,11 +135,9 @@ def check_resume(settings: TrainSettings, dataset: DatasetInfo) -> None:
             continue
         compare_settings(path, metadata, settings.to_json(), changed=settings.run.resume_allow_changed)
         check_data(path, metadata.data, data, changed=settings.run.resume_allow_changed)
-        place, optim = (metadata.epoch, metadata.examples), settings.optim
-        is_late = place > (optim.epochs, 0)
-        if optim.steps:  # of the same size
-            is_late = metadata.settings.get("batch_size") == optim.batch_size and metadata.step > optim.steps
-        if is_late:
+        optim, is_late = settings.optim, (metadata.epoch, metadata.examples) > (settings.optim.epochs, 0)
+        same_steps = metadata.settings.get("batch_size") == optim.batch_size
+        if (same_steps and metadata.step > optim.steps) if optim.steps else is_late:
             raise late_error(path, metadata.step, optim.steps)
         return
     if corrupt:

@@ -180,9 +180,14 @@ UNCLAIMED = {
         "SLURM_NPROCS=2",
     ),
     "a node of a step without its id": (
-        {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "1"},
+        {"SLURM_JOB_ID": "7", "SLURM_NODEID": "1"},
         "SLURM_NODEID=1",
     ),
+    "a batch job whose list of nodes did not get here": ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "SLURM_NNODES=2"),
+    "a job of LSF without its counts": ({"LSB_JOBID": "7", "LSB_HOSTS": "a a b b"}, "LSB_HOSTS=a a b b"),
+    "a job of Grid Engine without its file": ({"JOB_ID": "7", "NHOSTS": "2"}, "NHOSTS=2"),
+    "a rank of Open MPI without the size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK=0"),
+    "a task of Flux without the size": ({"FLUX_TASK_RANK": "0"}, "FLUX_TASK_RANK=0"),
     "a node of Lightning's": (
         {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"},
         "NODE_RANK=0 and MASTER_ADDR=10.0.0.4",

@@ -22,7 +22,7 @@ from train.distributed.peers import (
     translate_collective_errors,
     wait_for_all_ranks,
 )
-from train.preemption import HANDLED
+from train.preemption import HANDLED, PREEMPT_WARNING, STOP_CONTROLLER
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
 
@@ -85,6 +85,17 @@ def test_wait_for_all_ranks_names_missing_ranks(monkeypatch: pytest.MonkeyPatch)
         wait_for_all_ranks, 0, 3, 1.0, match="rank 0 of 3: ranks 1, 2 did not join within 1 s", code=ExitCode.RENDEZVOUS
     )
     assert not dist.is_initialized()
+
+
+def test_rank_that_a_warning_stopped_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    stores = [connect_store(rank, timedelta(seconds=9)) for rank in (0, 1)]
+    monkeypatch.setattr("train.distributed.peers.connect_store", lambda rank, _: stores[rank])
+    monkeypatch.setattr(STOP_CONTROLLER, "number", PREEMPT_WARNING)
+    refusal(wait_for_all_ranks, 0, 2, 9.0, match="before the first step", code=ExitCode.PREEMPTED)
+    monkeypatch.setattr(STOP_CONTROLLER, "number", None)
+    refusal(wait_for_all_ranks, 1, 2, 9.0, match="before the first step", code=ExitCode.PREEMPTED)
 
 
 def test_store_of_one_node_listens_on_loopback(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
