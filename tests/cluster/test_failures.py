@@ -127,7 +127,7 @@ def test_failed_rank_names_itself_where_hydra_kills_rank_0(cluster: Cluster, whi
     assert result.out.count("entrypoint: error: rank 1 on node2 failed first: exit code 7") == 1, result.out
 
 
-def test_last_line_names_the_first_failure_where_another_rank_failed_after_it(cluster: Cluster) -> None:
+def test_last_line_names_the_first_of_two_failures(cluster: Cluster) -> None:
     started = cluster.agents("run", script(cluster.folder, "x.py", FAILS))
     assert [one.code(60) for one in started] == [1, 7]
     last = started[0].text().splitlines()[-1]

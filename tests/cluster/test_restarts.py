@@ -61,7 +61,7 @@ def test_killed_rank_restarts_all_ranks(cluster: Cluster, accuracy: float) -> No
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_job_ends_where_one_node_restarts_ranks_and_the_other_does_not(cluster: Cluster, restarts: int) -> None:
+def test_job_ends_where_one_node_alone_restarts_ranks(cluster: Cluster, restarts: int) -> None:
     """The agent of node 0 goes on waiting for others like it."""
     env = {"TRAIN_RUN_NAME": "many"}
     started = [
