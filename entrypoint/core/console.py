@@ -192,9 +192,14 @@ def log(line: str) -> None:
 
 
 @cache
+def write_once(line: str) -> None:
+    """Print a line on standard error, the first time only."""
+    write_stderr(line)
+
+
 def log_once(line: str) -> None:
     """Print a line of the entrypoint's own, the first time only."""
-    log(line)
+    write_once(f"entrypoint: {line}")
 
 
 def error_prefix(code: int) -> str:

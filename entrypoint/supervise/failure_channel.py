@@ -94,7 +94,7 @@ class FailureChannel(ChannelState):
             )
             store = StoreRelay(self.loop, self.access, self.store.timeout_s, connect, self.report_no_store)
             self.loop.listen(self.store.programs, store.welcome)
-            if self.waits_for_rank0:  # no program starts before
+            if self.waits_for_rank0 and self.endpoint.local_rank == 0:  # no program starts before
                 start_thread(store.find_store)
         uses_relay = self.endpoint.shares_connection and not speaks
         client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.waits_for_rank0)

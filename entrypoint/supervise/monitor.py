@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +25,7 @@ from entrypoint.core.console import (
     report_error,
     report_status,
     write_error_file,
+    write_once,
     write_stderr,
 )
 from entrypoint.core.errors import COLLECTIVE_KEY, HANG_SETTLE_S, ExitCode, UserError, describe_exit, one_line
@@ -86,14 +86,14 @@ def run_guarded(
     open_gate(gate, channel, received, timeout_s)
     # The trainer waits for the other ranks itself.
     limit_s = None if handles_preemption else timeout_s
-    code, forced = wait_or_terminate(gate.child, channel, environment, grace_s, limit_s)
+    code, forced, is_told = wait_or_terminate(gate.child, channel, environment, grace_s, limit_s)
     if code:
         time.sleep(FAILURE_SETTLE_S)
     other = channel.first_failure
     if code and not other:
         oom = oom_message(memory, read_memory(ROOT))
         report_first(channel, code, received, oom, environment)
-    elif other:
+    elif other and not is_told:
         print_failure(other, channel.endpoint, environment)
     final = final_exit_code(code, received, other, forced=forced)
     if final:
@@ -177,10 +177,10 @@ def leave(channel: FailureChannel, code: int, *, stays: bool) -> NoReturn:
 
 def wait_or_terminate(
     child: int, channel: FailureChannel, environment: Mapping[str, str], grace_s: float, limit_s: float | None
-) -> tuple[int, bool]:
+) -> tuple[int, bool, bool]:
     """Wait for the child, and terminate it if another rank fails, or does not come within `limit_s` seconds.
 
-    Return its code and whether it was terminated.
+    Return its code, whether it was terminated, and whether that failure was printed.
     """
     began, pidfds = time.monotonic(), []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
@@ -191,7 +191,7 @@ def wait_or_terminate(
         select.select(pidfds, [], [], POLL_INTERVAL_S)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status), forced
+            return os.waitstatus_to_exitcode(status), forced, termination is not None
         if limit_s is not None and not channel.first_failure:
             channel.report_absent(time.monotonic() - began, limit_s)
         if channel.first_failure and not termination:
@@ -274,12 +274,6 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
     return where or "a collective", f" ({one_line(f'{where}: {message}' if where else message)})"
 
 
-@cache
-def print_once(line: str) -> None:
-    """Print a line on standard error, the first time only."""
-    write_stderr(line)
-
-
 def print_failure(failure: FirstFailure, endpoint: RankEndpoint, environment: Mapping[str, str]) -> None:
     """Print on rank 0, on rank 1 if rank 0 is lost, which rank failed first; under hydra that rank itself.
 
@@ -298,7 +292,7 @@ def print_failure(failure: FirstFailure, endpoint: RankEndpoint, environment: Ma
         if failure.node != endpoint.node:
             write_error_file(agent, UserError(message, code_after(failure)))
     elif rank == printing_rank:
-        print_once(f"{error_prefix(ExitCode.RANK_FAILED)}{message}")
+        write_once(f"{error_prefix(ExitCode.RANK_FAILED)}{message}")
     if rank == 0 and failure.code > 0:
         report_status(first_failure=failure.code)
 

@@ -244,9 +244,14 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         for name, value in settings.items()
         if rules[name].resume != "may_change" and before.get(name) != value
     }
-    kept = {name for name in differ if rules[name].resume == "must_keep"}
-    kept |= {name for name in differ if rules[name].resume == "set_once" and before.get(name)}
-    fixed = next((text for name, text in differ.items() if name in kept), "")
+    fixed = next(
+        (
+            text
+            for name, text in differ.items()
+            if rules[name].resume == "must_keep" or (rules[name].resume == "set_once" and before.get(name))
+        ),
+        "",
+    )
     refuse_if(
         {
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
@@ -282,7 +287,8 @@ def check_data(path: Path, was: DataFingerprint, now: DataFingerprint, *, change
     """
     differ = data_differences(was, now)
     said = f"{path}: saved with other data: {', '.join(differ)}."
-    moved = [name for name in was.classes if name in now.classes and was.classes.index(name) != now.classes.index(name)]
+    numbers = {name: number for number, name in enumerate(now.classes)}
+    moved = [name for number, name in enumerate(was.classes) if numbers.get(name, number) != number]
     refuse_if(
         {
             f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": (

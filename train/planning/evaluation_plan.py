@@ -65,11 +65,11 @@ def plan_evaluation(
         workers_decision,
         precision,
     )
-    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given), *doubts(dataset)))
+    plan = replace(plan, warnings=(*plan.warnings, *unused_by_evaluation(given), *doubts(dataset)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 
 
-def unused_settings(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
+def unused_by_evaluation(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
     """Return a line with the settings of the user that only training uses, and one for each other without effect."""
     rules, defaults = rules_of(TrainSettings), TrainSettings()
     changed = {

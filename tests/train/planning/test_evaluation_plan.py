@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from train.planning.evaluation_plan import unused_settings
+from train.planning.evaluation_plan import unused_by_evaluation
 from train.planning.techniques import decide_model
 from train.settings import read_train_settings
 
@@ -22,13 +22,13 @@ from train.settings import read_train_settings
     ],
 )
 def test_unused_settings_are_named_in_one_line(env: dict[str, str], said: str) -> None:
-    lines = unused_settings(read_train_settings({"TRAIN_EVALUATE": "runs/a", **env}, {}))
+    lines = unused_by_evaluation(read_train_settings({"TRAIN_EVALUATE": "runs/a", **env}, {}))
     assert lines == ((f"{said} no effect: evaluate trains nothing",) if said else ())
 
 
 def test_setting_that_another_one_switches_off_is_named() -> None:
     given = read_train_settings({"TRAIN_EVALUATE": "runs/a", "TRAIN_THRESHOLD": "0.7"}, {})
-    assert unused_settings(given) == ("TRAIN_THRESHOLD=0.7 has no effect: TRAIN_TASK is classify",)
+    assert unused_by_evaluation(given) == ("TRAIN_THRESHOLD=0.7 has no effect: TRAIN_TASK is classify",)
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet18"])

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import UserError, count_text, one_line, printable, refuse_if
+from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.files import exists, is_folder, read_regular
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList
 from train.data.sources.image_folder import translate_folder_errors, what_is_there, why_no_file
@@ -160,16 +160,13 @@ def find_splits(data_dir: Path) -> dict[str, list[Path]]:
     """
     top, splits = shards_in(data_dir), shards_by_split(data_dir)
     odd = [path.name for path in top if not SPLIT_NAME.match(path.name)]
-    source = f"TRAIN_DATA_DIR={printable(data_dir)}"
-    refuse_if(
-        {
-            f"{source}: {what_is_there(data_dir)}; {NEEDS}.": (
-                "train" not in splits or not splits.keys() & {"test", "val"}
-            ),
-            f"{source}: {printable(''.join(odd[:1]))} is of no split. Name it train-*.tar, test-*.tar or val-*.tar, or"
-            " move it away.": odd and any(path.parent == data_dir for shards in splits.values() for path in shards),
-        }
-    )
+    if "train" not in splits or not splits.keys() & {"test", "val"}:
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; {NEEDS}.")
+    if odd and any(path.parent == data_dir for shards in splits.values() for path in shards):
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(odd[0])} is of no split. Name it train-*.tar, test-*.tar"
+            " or val-*.tar, or move it away."
+        )
     if "test" not in splits:
         splits = {"train": splits["train"], "test": splits["val"]}
     return splits
