@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, refuse_if
 from entrypoint.core.network import is_loopback_name
 from entrypoint.job.launchers import LAUNCHERS, Family, Launcher, LauncherBinding
 from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
@@ -157,17 +157,19 @@ def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
     here = local_size(row, environ)
     if here is None:
         here = assumed_local_size(row, environ, world_size)
-    for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, here)):
-        if not 0 <= value < size:
-            raise UserError(
-                f"{what}={value}: {name_of(row, environ)} says that there are {size} ranks, so this must lie from 0 to"
-                f" {size - 1}; unset what an outer launcher left behind"
-            )
-    if here > 1 and not environ.get(row.local_rank):
-        raise UserError(
+    refuse_if(
+        {
+            f"{what}={value}: {name_of(row, environ)} says that there are {size} ranks, so this must lie from 0 to"
+            f" {size - 1}; unset what an outer launcher left behind": not 0 <= value < size
+            for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, here))
+        }
+        | {
             f"{row.local_rank} is not set: {here} of the {world_size} ranks are on this node, and each needs its own"
-            f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}."
-        )
+            f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}.": (
+                here > 1 and not environ.get(row.local_rank)
+            )
+        }
+    )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "") or row.job_id_of(environ)
     return Job(
         launcher=row.name,

@@ -73,9 +73,17 @@ def slurm_step(environ: Mapping[str, str]) -> str:
 
 
 def slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Return the tasks of this step on this node, None if Slurm's variables do not tell."""
+    """Return the tasks of this step on this node, None if Slurm's variables do not tell.
+
+    Raises `UserError` for fewer tasks than nodes, which srun never starts: a size did not get here.
+    """
     here = value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     tasks, nodes = number(environ, "SLURM_NTASKS", 1), number(environ, "SLURM_STEP_NUM_NODES", 0)
+    if nodes > tasks:
+        raise UserError(
+            f"SLURM_STEP_NUM_NODES={nodes}: srun started tasks on {nodes} nodes, and SLURM_NTASKS says {tasks}. Set"
+            " SLURM_NTASKS to their number."
+        )
     return here or tasks_by_totals(tasks, nodes) or (1 if tasks == 1 else None)
 
 

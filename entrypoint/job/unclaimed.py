@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import printable, refuse_if
 from entrypoint.core.files import read_regular
 from entrypoint.core.network import is_loopback_name
 
@@ -56,7 +56,7 @@ RANK_VARIABLES = (
     "SLURM_NODEID",
 )
 # With a SLURM_PROCID and without a job, which a batch script has, these are a step's.
-SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES")
+SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
 # Set only in the ranks or pods of a job, and without their number: LSF_PM_TASKID is blaunch's, K_MPI_JOB_ROLE MPIJob's.
 LAUNCHER_ONLY_VARIABLES = (
     *("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE"),
@@ -80,7 +80,7 @@ VOLCANO_SIZE = re.compile("VC_.+_NUM")
 HOST_LISTS = ("SM_HOSTS", "AZ_BATCH_HOST_LIST", "AZ_BATCH_NODE_LIST")
 HOST_FILES = ("OAR_NODE_FILE", "OAR_NODEFILE", "COBALT_NODEFILE", "PJM_O_NODEINF")
 # Of schedulers that we know, where what names the nodes did not get here: numbers, lists and files.
-LOST_SIZES, LOST_LISTS = ("NHOSTS",), ("LSB_HOSTS",)
+LOST_SIZES, LOST_LISTS = ("NHOSTS", "PBS_NUM_NODES"), ("LSB_HOSTS",)
 LOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
 SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 # JSON with the tasks of a cluster (Vertex AI, TensorFlow).
@@ -91,7 +91,10 @@ def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield `NAME=VALUE` of each variable that says there are other ranks."""
     sizes, ranks = (*TORCH_SIZE_VARIABLES, *SIZE_VARIABLES), (*TORCH_RANK_VARIABLES, *RANK_VARIABLES)
     yield from numbers_above(environ, ((sizes, 1), (ranks, 0), (SLURM_SIZES if environ.get("SLURM_PROCID") else (), 1)))
-    yield from (f"{name}={printable(environ[name])}" for name in LAUNCHER_ONLY_VARIABLES if environ.get(name))
+    alone = () if environ.get("PMI_SIZE") else ("PMI_RANK",)
+    yield from (
+        f"{name}={printable(environ[name])}" for name in (*LAUNCHER_ONLY_VARIABLES, *alone) if environ.get(name)
+    )
     for name in CLUSTER_VARIABLES:
         count = count_cluster_tasks(environ.get(name, ""))
         if count > 1:
@@ -127,7 +130,8 @@ def unclaimed_nodes(environ: Mapping[str, str], nodes: int) -> Iterator[str]:
             yield f"{name}={text}"
     counts, master = [text for name, text in environ.items() if NODE_COUNT.fullmatch(name)], environ.get("MASTER_ADDR")
     # Lightning's, and ours without the number of nodes.
-    place = next((name for name in ("NODE_RANK", "LAUNCH_NODE_RANK") if environ.get(name)), "")
+    places = ("NODE_RANK", "LAUNCH_NODE_RANK", *(() if environ.get("WORLD_SIZE") else ("RANK", "GROUP_RANK")))
+    place = next((name for name in places if environ.get(name)), "")
     if master and place and not is_loopback_name(master) and "1" not in counts:
         yield f"{place}={printable(environ[place])} and MASTER_ADDR={printable(master)}"
     for name in HOST_LISTS if nodes else (*HOST_LISTS, *LOST_LISTS):
@@ -173,16 +177,16 @@ def check_unclaimed_ranks(environ: Mapping[str, str], nproc: int | None, nodes: 
     A WORLD_SIZE equal to the user's `nproc`, the ranks to start here, is no contradiction.
     """
     meant = without_batch_exports(environ, nodes)
-    if other := next(unclaimed_nodes(meant, nodes), ""):
-        raise UserError(
-            f"{other}: this job has other nodes, which would train alone. On each node set LAUNCH_NNODES to their"
+    node, rank = next(unclaimed_nodes(meant, nodes), ""), next(unclaimed_rank_variables(meant), "")
+    refuse_if(
+        {
+            f"{node}: this job has other nodes, which would train alone. On each node set LAUNCH_NNODES to their"
             " number, LAUNCH_NODE_RANK counted from 0, and MASTER_ADDR to the first one's name. Or list them once in"
-            " LAUNCH_HOSTS. If each is to train alone, set LAUNCH_LAUNCHER=direct."
-        )
-    found = next(unclaimed_rank_variables(meant), "")
-    if found and found != f"WORLD_SIZE={nproc}":
-        raise UserError(
-            f"{found}: a launcher has several ranks here, and its other variables do not say which rank this is."
-            " Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR. To start N ranks here, unset it and"
-            " set LAUNCH_NPROC_PER_NODE=N. To train alone, set LAUNCH_LAUNCHER=direct."
-        )
+            " LAUNCH_HOSTS. If each is to train alone, set LAUNCH_LAUNCHER=direct.": node,
+            f"{rank}: a launcher has several ranks here, and its other variables do not say which rank this is. Set"
+            " RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR. To start N ranks here, unset it and set"
+            " LAUNCH_NPROC_PER_NODE=N. To train alone, set LAUNCH_LAUNCHER=direct.": (
+                rank and rank != f"WORLD_SIZE={nproc}"
+            ),
+        }
+    )

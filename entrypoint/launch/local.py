@@ -139,6 +139,8 @@ class LocalRanks:
         self.explain_at: float | None = None
         self.hang = ""
         self.ended: list[int] = []
+        # Sessions of ranks that failed or were stopped, which still have processes.
+        self.left_groups: set[int] = set()
 
     def start_rank(self, local_rank: int, job: Job, environ: Mapping[str, str]) -> None:
         """Fork a rank, which executes its program by the plan; an earlier failure is reported like the program's own.
@@ -200,6 +202,7 @@ class LocalRanks:
         if self.output:
             self.output.start()
         self.monitor()
+        self.end_left_groups()
         if self.output:
             self.output.close(self.is_asked_to_end)
 
@@ -292,12 +295,20 @@ class LocalRanks:
                 local_rank = self.running.pop(pid)
                 code = os.waitstatus_to_exitcode(status)
                 if self.own_sessions and (code or pid in self.signalled_pids):
-                    with suppress(ProcessLookupError):  # it has left no processes behind
-                        os.killpg(pid, signal.SIGTERM)
+                    self.left_groups |= signal_groups({pid}, signal.SIGTERM)
                 if code:
                     self.record_failure(local_rank, pid, code)
                 else:
                     self.ended.append(self.global_rank(local_rank))
+
+    def end_left_groups(self) -> None:
+        """Wait until nothing is left of ranks that failed, and kill what has ignored SIGTERM: it may hold a GPU."""
+        deadline = time.monotonic() + KILL_DELAY_S
+        while (left := signal_groups(self.left_groups, 0)) and time.monotonic() < deadline:
+            with suppress(ChildProcessError):  # as PID 1, this process adopts and reaps orphans
+                os.waitpid(-1, os.WNOHANG)
+            time.sleep(0.05)
+        signal_groups(left, signal.SIGKILL)
 
     def record_failure(self, local_rank: int, pid: int, code: int) -> None:
         """Record a failure; the first one stops the other ranks."""
@@ -338,3 +349,13 @@ class LocalRanks:
                 write_stderr(text)
             self.end_ranks()
         self.explain_at = None
+
+
+def signal_groups(groups: set[int], number: int) -> set[int]:
+    """Send a signal to process groups, 0 for none, and return those that exist."""
+    existing = set()
+    for group in groups:
+        with suppress(OSError):
+            os.killpg(group, number)
+            existing.add(group)
+    return existing

@@ -123,10 +123,13 @@ def sets_rank_variables(inputs: PlanInputs, nproc: int) -> bool:
     if inputs.settings.values.env != "none":
         return True
     source, ranks = inputs.settings.sources["env"], world_size_for(inputs, nproc)
-    if ranks > 1:
-        raise UserError(f"{source}: {ranks} ranks find each other by RANK and WORLD_SIZE. Start one rank, or unset it.")
-    if inputs.program.kind == "train":
-        raise UserError(f"{source}: is for a script of your own, and the trainer reads the variables. Unset it.")
+    is_trainer = inputs.program.kind == "train"
+    refuse_if(
+        {
+            f"{source}: {ranks} ranks find each other by RANK and WORLD_SIZE. Start one rank, or unset it.": ranks > 1,
+            f"{source}: is for a script of your own, and the trainer reads the variables. Unset it.": is_trainer,
+        }
+    )
     return False
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
+from entrypoint.core.errors import UserError, did_you_mean, first_line, printable, refuse_if
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
 from train.models.inspection import in_modules
 from train.setting_groups.arguments import Argument, parse_argument
@@ -108,22 +108,19 @@ def parse_arguments(settings: OptimizationSettings, kind: OptimizerClass) -> dic
     allowed = [name for name in argument_defaults(kind) if name not in own]
     arguments: dict[str, Argument] = {}
     for part in settings.optimizer_args.split():
-        name, equals, text = part.partition("=")
-        if name in own:
-            raise UserError(f"{source}: {name} is no argument to give, {own[name]}. Leave it out.")
-        if name in allowed and not text:
-            raise UserError(f"{source}: {name} has no value. Write {name}=value.")
-        if not equals or name not in allowed:
-            hint = did_you_mean(name, allowed)
-            raise UserError(
-                f"{source}: {printable(part)} is no argument of {kind.__name__}. {hint}It takes"
-                f" {', '.join(allowed)}, as name=value."
-            )
+        name, _, text = part.partition("=")
         arguments[name] = value = parse_argument(text)
-        if isinstance(value, str):
-            raise UserError(
-                f"{source}: {printable(text)} is no number, numbers with commas, true or false. Correct it."
-            )
+        refuse_if(
+            {
+                f"{source}: {name} is no argument to give, {own.get(name)}. Leave it out.": name in own,
+                f"{source}: {name} has no value. Write {name}=value.": name in allowed and not text,
+                f"{source}: {printable(part)} is no argument of {kind.__name__}. {did_you_mean(name, allowed)}It takes"
+                f" {', '.join(allowed)}, as name=value.": name not in allowed,
+                f"{source}: {printable(text)} is no number, numbers with commas, true or false. Correct it.": (
+                    isinstance(value, str)
+                ),
+            }
+        )
     return arguments
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.errors import UserError, did_you_mean, printable, refuse_if
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
@@ -30,13 +30,16 @@ def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
     weights, source = dict.fromkeys(classes, 1.0), f"TRAIN_CLASS_WEIGHTS={printable(text)}"
     for part in text.split(","):
         name, _, number = part.rpartition("=")
-        if name not in weights:
-            hint = did_you_mean(name, list(classes))
-            raise UserError(
-                f"{source}: there is no class {printable(name or part)}. {hint}Write auto, or class=weight."
-            )
-        if not NUMBER.fullmatch(number) or not (1e-6 <= float(number) <= 1e6 or float(number) == 0):
-            raise UserError(f"{source}: {printable(number)} is no weight. Write 0, or from 1e-6 to 1e6.")
+        hint = did_you_mean(name, list(classes)) if name not in weights else ""
+        fits = NUMBER.fullmatch(number) and (1e-6 <= float(number) <= 1e6 or float(number) == 0)
+        refuse_if(
+            {
+                f"{source}: there is no class {printable(name or part)}. {hint}Write auto, or class=weight.": (
+                    name not in weights
+                ),
+                f"{source}: {printable(number)} is no weight. Write 0, or from 1e-6 to 1e6.": not fits,
+            }
+        )
         weights[name] = float(number)
     if not any(weights.values()):
         raise UserError(f"{source}: every weight is 0, so nothing is learned. Leave a class out of it.")

@@ -186,6 +186,13 @@ UNCLAIMED = {
     "a batch job whose list of nodes did not get here": ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "SLURM_NNODES=2"),
     "a job of LSF without its counts": ({"LSB_JOBID": "7", "LSB_HOSTS": "a a b b"}, "LSB_HOSTS=a a b b"),
     "a job of Grid Engine without its file": ({"JOB_ID": "7", "NHOSTS": "2"}, "NHOSTS=2"),
+    "a job of Torque without its file": ({"PBS_JOBID": "7", "PBS_NUM_NODES": "2"}, "PBS_NUM_NODES=2"),
+    "a step of srun without task and size": (
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "2"},
+        "SLURM_STEP_NUM_NODES=2",
+    ),
+    "a rank of PMI without the size": ({"PMI_RANK": "0"}, "PMI_RANK=0"),
+    "a rank without the size": ({"RANK": "0", "MASTER_ADDR": "node1"}, "RANK=0 and MASTER_ADDR=node1"),
     "a rank of Open MPI without the size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK=0"),
     "a task of Flux without the size": ({"FLUX_TASK_RANK": "0"}, "FLUX_TASK_RANK=0"),
     "a node of Lightning's": (
@@ -211,6 +218,12 @@ def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
     environ, variable = UNCLAIMED[name]
     refusal(read, environ, match=f"^{variable}: (a launcher has several ranks here|this job has other nodes)")
     assert read(environ | {"LAUNCH_LAUNCHER": "direct"}) == NodeGroup()
+
+
+def test_hosts_of_pbs_without_its_job_are_refused(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1\nnode2\n")
+    refusal(read, {"PBS_NODEFILE": str(hosts)}, match=f"^PBS_NODEFILE={hosts}: this job has other nodes")
 
 
 @pytest.mark.parametrize(

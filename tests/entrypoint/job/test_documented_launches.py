@@ -36,7 +36,7 @@ REFUSED = {
     "LSF jsrun": "JSM_NAMESPACE_SIZE=4: jsrun does not say how many",
     "LSF blaunch": "LSF_PM_TASKID=",
     "OpenPBS pbsdsh": "PBS_TASKNUM=",
-    "Torque pbsdsh": "PBS_TASKNUM=",
+    "Torque pbsdsh": "(PBS_TASKNUM|PBS_NUM_NODES)=",
     "Volcano svc and env plugins only (one task 'train' with 2 replicas)": "VC_TRAIN_NUM=2",
     "Volcano mpi plugin (master and 2 workers)": "VC_",
     "Kubeflow Trainer v2 TrainJob, OpenMPI runtime (launcher pod, then 2 node pods)": "JOB_COMPLETION_INDEX=",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from entrypoint.core.errors import UserError
+from entrypoint.job.detect import detect_job
 from entrypoint.job.slurm import expand_hostlist, expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here
 from tests.conftest import refusal
 
@@ -30,6 +31,11 @@ def test_slurm_tasks_here_counts_this_node(text: str, node: int, tasks: int) -> 
 
 def test_expand_per_node_count_large_counts_is_fast() -> None:
     assert expand_per_node_count("X", ",".join(["2(x999999)"] * 5000), 10**8) == 2
+
+
+def test_step_with_fewer_tasks_than_nodes_raises() -> None:
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    refusal(detect_job, step, match="^SLURM_STEP_NUM_NODES=2: .* SLURM_NTASKS says 1. Set SLURM_NTASKS")
 
 
 def test_job_cpus_malformed_list_raises() -> None:

@@ -145,7 +145,7 @@ def test_local_signal_reaches_each_rank_once(
 
 LEAVES = """
 import os, subprocess, sys, time
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sh", "-c", "test $RANK = 0 || trap '' TERM; exec sleep 60"])
 print(child.pid, flush=True)
 time.sleep(1 if os.environ["RANK"] == "1" else 60)
 sys.exit(4)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import ExitCode, UserError, count_text, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable, refuse_if
 from entrypoint.core.files import exists
 from train.checkpoint.store import NAME, RunStore
 from train.data.cache_folder import cache_folder
@@ -92,18 +92,15 @@ def copy_objects(store: RunStore, wanted: Objects, folder: Path, *, launches: bo
     sizes = {name: size for name, (size, _) in wanted.items() if not has_size(folder / name, size)}
     total, free = sum(sizes.values()), shutil.disk_usage(store.copy).free
     what = f"{total / GIB:,.1f} GiB in {count_text(len(sizes), 'object')}"
-    if not launches and total > MAX_PLAN_BYTES:
-        raise UserError(
+    refuse_if(
+        {
             f"{store.source}: {what} are not on this machine yet, and a plan copies at most 1 GiB. Start the run, which"
-            " copies them.",
-            ExitCode.MACHINE,
-        )
-    if total > free:
-        raise UserError(
+            " copies them.": not launches and total > MAX_PLAN_BYTES,
             f"{store.source}: needs {what} in {store.copy}, which has {free / GIB:,.1f} GiB. Set TRAIN_CACHE_DIR to a"
-            " larger disk.",
-            ExitCode.MACHINE,
-        )
+            " larger disk.": total > free,
+        },
+        ExitCode.MACHINE,
+    )
 
     def fetch(name: str) -> int:
         path = folder / name
