@@ -20,7 +20,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from entrypoint.core.console import log, write_all, write_stderr
-from entrypoint.core.errors import count_text
+from entrypoint.core.errors import UserError, count_text, printable
 from entrypoint.core.process import start_thread
 from entrypoint.plan.model import OutputPlan
 
@@ -31,6 +31,8 @@ BUSY_BYTES, BUSY_PAUSE_S = 1 << 13, 0.05
 MAX_LINE_BYTES = 1 << 20
 # What is kept of each rank for the end of a failed job.
 TAIL_LINES, TAIL_BYTES = 20, 1 << 14
+# So a pipe without a reader, which would block, is an error.
+LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 # How long after the last rank's end its children may still write.
 DRAIN_S = 0.05
 
@@ -87,7 +89,7 @@ class RankOutput:
         self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
 
     def open_rank(self, rank: int) -> tuple[int, int]:
-        """Return what a rank's standard output and error are to be; raises OSError for a log file.
+        """Return what a rank's standard output and error are to be; raises `UserError` for a log file.
 
         The first rank that is shown keeps a terminal as it is, unless its lines are marked or kept. Where both go to
         one place and no file is asked for, they are one pipe, which keeps their order.
@@ -98,8 +100,16 @@ class RankOutput:
             return writer, writer
         if not folder:
             return self.open_stream(rank, self.sinks[1], None), self.open_stream(rank, self.sinks[2], None)
-        folder.mkdir(parents=True, exist_ok=True)
-        out, err = (folder / "stdout.log").open("ab"), (folder / "stderr.log").open("ab")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            out, err = (
+                os.fdopen(os.open(folder / name, LOG_FLAGS, 0o666), "ab") for name in ("stdout.log", "stderr.log")
+            )
+        except OSError as error:
+            raise UserError(
+                f"LAUNCH_LOG_DIR={printable(self.plan.log_dir)}: {printable(error.filename)} cannot be written"
+                f" ({error.strerror}). Name another folder."
+            ) from None
         return self.open_stream(rank, self.sinks[1], out), self.open_stream(rank, self.sinks[2], err)
 
     def log_folder(self, rank: int) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -62,6 +63,8 @@ FORWARDED_NAMES = (
     ALLOCATION_VAR,
     RESULT_VAR,
 )
+# Without both, Open MPI's mpirun refuses root (mpirun(1)).
+ROOT_CONSENTS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
 TCP_KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
 
@@ -100,13 +103,19 @@ def find_remote_launcher(
     if not path:
         asked_by = f"LAUNCH_HOSTS={printable(values.hosts)}" if values.launcher == "auto" else f"LAUNCH_LAUNCHER={name}"
         raise UserError(not_found_message(name, job, asked_by), ExitCode.MACHINE)
-    if len(hosts) > 1 and not any(environ.get(name) for name in SSH_ALTERNATIVES) and not shutil.which("ssh"):
-        raise UserError(
-            f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {hosts[1][0]} with. Inside a container,"
-            " start it from outside: mpirun … apptainer exec IMAGE entrypoint …",
-            ExitCode.MACHINE,
-        )
     mpi, major = detect_mpi(path) if name == "mpirun" else ("", 0)
+    reaches = len(hosts) < 2 or any(environ.get(name) for name in SSH_ALTERNATIVES) or shutil.which("ssh")
+    consents = os.geteuid() or all(environ.get(name) == "1" for name in ROOT_CONSENTS)
+    refuse_if(
+        {
+            f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {''.join(host for host, _ in hosts[1:2])}"
+            " with. Inside a container, start it from outside: mpirun … apptainer exec IMAGE entrypoint …": not reaches,
+            f"{path}: Open MPI does not start as root. Set {'=1 and '.join(ROOT_CONSENTS)}=1, or be another user.": (
+                mpi == "Open MPI" and not consents
+            ),
+        },
+        ExitCode.MACHINE,
+    )
     return RemoteLauncher(path, mpi, hosts, major)
 
 

@@ -165,7 +165,8 @@ def install_restart_policy(
 
     class Agent(LocalElasticAgent):
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
-            store.forget_ranks()
+            if store.ranks:  # what ranks that have ended left in their store
+                store.ranks.store.values.clear()
             if plan.uses_elastic_rendezvous:
                 few = f"{count_text(plan.nodes.min_nodes, 'node')}{' or more' * elastic}"
                 log(f"waiting for the agents of {few}, up to {plan.rendezvous.timeout_s} s")
@@ -222,11 +223,6 @@ class AgentStore:
             self.ranks, ranks = StoreDoor(self.loop), listen_on_loopback()
             self.loop.listen(ranks, self.ranks.welcome_program)
             os.environ[RANKS_STORE_VAR] = str(ranks.getsockname()[1])
-
-    def forget_ranks(self) -> None:
-        """Drop what ranks that have ended left in their store, before others start."""
-        if self.ranks:
-            self.ranks.store.values.clear()
 
     def meet_other_agents(self, agents: socket.socket) -> None:
         """Serve the store on node 0, and connect to it from the others."""

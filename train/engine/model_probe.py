@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
+from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable, refuse_if
 from train.acceleration.amp import set_memory_format
 from train.child import answer
 from train.models.freezing import freeze
@@ -140,15 +140,18 @@ def try_training(settings: NetworkSettings, model: nn.Module, shape: ImageShape)
         logits = model(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
     except Exception as error:  # the user's own model may raise anything
         raise UserError(f"{source}: in training the model {describe_failure(error)}. Correct it.") from None
-    if not isinstance(logits, torch.Tensor):
-        raise UserError(
+    is_tensor = isinstance(logits, torch.Tensor)
+    refuse_if(
+        {
             f"{source}: in training the model returns {type(logits).__name__} and not a tensor of logits. Return the"
-            " logits alone."
-        )
-    if not logits.requires_grad:
-        raise UserError(f"{source}: the logits have no gradient, so nothing is trained. Compute them without no_grad.")
+            " logits alone.": not is_tensor,
+            f"{source}: the logits have no gradient, so nothing is trained. Compute them without no_grad.": (
+                is_tensor and not logits.requires_grad
+            ),
+        }
+    )
     try:
-        logits.float().square().mean().backward()  # type: ignore[no-untyped-call]
+        logits.float().square().mean().backward()
     except RuntimeError as error:
         raise UserError(f"{source}: the backward pass fails ({first_line(error)}). Correct the model.") from None
     return tuple(name for name, one in model.named_parameters() if one.requires_grad and one.grad is None)

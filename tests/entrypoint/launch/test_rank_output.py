@@ -278,6 +278,18 @@ def test_log_settings_that_cannot_be_are_refused(
 
 @pytest.mark.launch
 @needs_two_cores
+def test_log_file_that_would_block_is_refused(entrypoint: Entrypoint) -> None:
+    folder = entrypoint.folder / "logs/attempt_0/0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "stdout.log")
+    result = entrypoint.run_script("print('never')", env=TWO | {"LAUNCH_LOG_DIR": "logs"})
+    assert result.code == 2
+    said = "LAUNCH_LOG_DIR=logs: logs/attempt_0/0/stdout.log cannot be written"
+    assert result.err.splitlines()[-1].startswith(f"entrypoint: error: {said} (No such device")
+
+
+@pytest.mark.launch
+@needs_two_cores
 def test_torchruns_agent_keeps_files_too(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print('here', os.environ['RANK'])")
     env = TWO | {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "1"}

@@ -12,6 +12,7 @@ from entrypoint.core.process import own_command
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.launch.remote import (
+    ROOT_CONSENTS,
     detect_mpi,
     find_remote_launcher,
     forwarded_variables,
@@ -159,7 +160,7 @@ def test_detect_mpi_reads_version_output(tmp_path: Path, version: str, mpi: tupl
 def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
+    environ = {"LAUNCH_HOSTS": "r1:4,r2:2", **dict.fromkeys(ROOT_CONSENTS, "1")}
     values = read_launch_settings(environ, {}).values
     refusal(
         find_remote_launcher,
@@ -173,6 +174,18 @@ def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypat
     assert find_remote_launcher(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
     script(tmp_path, "ssh", "#!/bin/sh\n").chmod(0o755)
     assert find_remote_launcher(values, Job(), 1, environ)
+
+
+@pytest.mark.launch
+def test_open_mpi_as_root_without_consent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    values = read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values
+    said = "Open MPI does not start as root. Set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    refusal(find_remote_launcher, values, Job(), 1, {ROOT_CONSENTS[0]: "1"}, match=said, code=ExitCode.MACHINE)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert find_remote_launcher(values, Job(), 1, {})
 
 
 @pytest.mark.parametrize(
