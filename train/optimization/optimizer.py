@@ -118,6 +118,7 @@ def parse_arguments(settings: OptimizationSettings, kind: OptimizerClass) -> dic
                 f" {', '.join(allowed)}, as name=value.": name not in allowed,
                 f"{source}: {printable(text)} is no number, numbers with commas, true or false. Correct it.": (
                     isinstance(value, str)
+                    and not re.search(r"\bstr\b", str(inspect.signature(kind).parameters.get(name)))
                 ),
             }
         )

@@ -171,6 +171,7 @@ def test_resumed_optimizer_is_bitwise_identical(name: str) -> None:
         ("adam", "amsgrad=true", {"amsgrad": True}),
         ("RMSprop", "alpha=0.9  momentum=0.9", {"alpha": 0.9, "momentum": 0.9}),
         ("sgd", "dampening=0", {"dampening": 0}),
+        ("timm:mars", "mars_type=lion", {"mars_type": "lion"}),
     ],
 )
 def test_arguments_reach_the_optimizer(name: str, text: str, wanted: dict[str, object]) -> None:
