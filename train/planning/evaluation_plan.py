@@ -65,7 +65,8 @@ def plan_evaluation(
         workers_decision,
         precision,
     )
-    plan = replace(plan, warnings=(*plan.warnings, *unused_by_evaluation(given), *doubts(dataset)))
+    known = read_trained_run(settings.run.evaluate, "TRAIN_EVALUATE", settings.network.model).classes
+    plan = replace(plan, warnings=(*plan.warnings, *unused_by_evaluation(given), *doubts(dataset, known)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import mean
 
 from entrypoint.core.errors import printable, refuse_if
@@ -93,23 +94,23 @@ def text_of(values: Normalization) -> str:
     return "/".join(",".join(f"{one:.3g}" for one in part) for part in values)
 
 
-def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
-    """Return why the accuracy of these data says little."""
+def doubts(dataset: DatasetInfo, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return why the score of these data says little; `known` are the labels of a model that is evaluated."""
     shared, looked_at = dataset.shared
-    copies = (
+    unnamed = [printable(name) for name in known if name not in dataset.classes]
+    reasons = {
         f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
-        " says nothing of new images. Test others."
-    )
-    single = "there is 1 class, so each answer is right. Add images of what is not in it."
-    is_single = dataset.task == "classify" and len(dataset.classes) == 1
-    same = f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right."
-    return (
-        *((copies,) if shared else ()),
-        *((single,) if is_single else ()),
-        *((f"{same} Leave it out.",) if dataset.constant else ()),
-        *(
-            ("all test images have the same targets, so their score says nothing. Test others.",)
-            if dataset.same_targets and not dataset.constant
-            else ()
+        " says nothing of new images. Test others.": shared,
+        "there is 1 class, so each answer is right. Add images of what is not in it.": (
+            dataset.task == "classify" and len(dataset.classes) == 1
         ),
-    )
+        f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right. Leave it"
+        " out.": dataset.constant,
+        f"the data name no {', '.join(unnamed[:3])}, which counts as absent in each image. Add what is missing.": (
+            dataset.task == "multilabel" and unnamed
+        ),
+        "all test images have the same targets, so their score says nothing. Test others.": (
+            dataset.same_targets and not dataset.constant
+        ),
+    }
+    return tuple(text for text, holds in reasons.items() if holds)

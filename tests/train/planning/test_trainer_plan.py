@@ -225,6 +225,8 @@ def test_data_that_say_little_are_doubted() -> None:
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
     (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="multilabel", constant=("b",)))
     assert line.startswith("all images have the same b, so each answer is right.")
+    (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a",), task="multilabel"), ["a", "c"])
+    assert line.startswith("the data name no c, which counts as absent in each image.")
     (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="regress", same_targets=True))
     assert line == "all test images have the same targets, so their score says nothing. Test others."
 
