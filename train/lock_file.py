@@ -14,12 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from filelock import BaseFileLock, FileLock, SoftFileLease, SoftFileLock, Timeout
-
 from entrypoint.core.console import log, log_once
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.files import exists, is_file
 from entrypoint.core.network import LOG_INTERVAL_S
+
+try:
+    from filelock import BaseFileLock, FileLock, SoftFileLease, SoftFileLock, Timeout
+except ImportError:  # next to the user's own torch it may be any
+    why = "filelock: is missing or older than 4.3. Run: pip install 'reference-training[train]'"
+    raise UserError(why, ExitCode.MACHINE) from None
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0

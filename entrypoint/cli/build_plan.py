@@ -19,7 +19,6 @@ from entrypoint.job.job_key import read_secret_file
 from entrypoint.launch.remote import with_remote_command
 from entrypoint.machine.backends import find_compile_problem
 from entrypoint.machine.container import volatile_place
-from entrypoint.machine.detect import Machine
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
@@ -35,6 +34,7 @@ def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mappin
     """Return the trainer's settings that change the time of a step, as JSON types; none for a user's script."""
     if command.program is not None:
         return {}
+    require_extra("train", command.command)
     from train.data.dataset_info import inspect_dataset
     from train.settings import read_train_settings
 
@@ -118,18 +118,15 @@ def model_report(
         shape=shape,
         classes=facts.classes,
         other_shapes=sizes.other_shapes,
-        memory_bytes=rank_memory_bytes(plan, inputs.machine),
+        memory_bytes=(
+            min((gpu.memory_bytes for gpu in inputs.machine.gpus), default=0)
+            if plan.device == "cuda"
+            else inputs.machine.memory_bytes // len(plan.ranks)
+        ),
         single_shapes=(shape, *sizes.smaller_shapes) if has_single_images(given.values, ranks) else (),
     )
     versions, cache = inputs.machine.packages.versions, user_cache_dir(inputs.environ)
     return ask_about_model(given, recipe, question, inputs.python, versions, cache)
-
-
-def rank_memory_bytes(plan: Plan, machine: Machine) -> int:
-    """Return the memory of a rank's GPU, or a rank's share of this node's; 0 if unknown."""
-    if plan.device == "cuda":
-        return min((gpu.memory_bytes for gpu in machine.gpus), default=0)
-    return machine.memory_bytes // len(plan.ranks)
 
 
 def plan_storage(

@@ -47,14 +47,14 @@ COMMANDS: Mapping[str, Command] = {
         module="train_run",
         help="train with the built-in trainer",
         groups=("launch", "train"),
-        switches=("json", "dry-run", "verbose"),
+        switches=("dry-run", "verbose"),
     ),
     "run": Command(
         module="train_run",
         help="run your own training script or module",
         words=" SCRIPT|-m MODULE [arguments]",
         groups=("launch",),
-        switches=("json", "dry-run", "verbose"),
+        switches=("dry-run", "verbose"),
     ),
     "plan": Command(
         module="train_run",

@@ -31,7 +31,7 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
     for table, values in tables.items():
         model = groups.get(table)
         if model is None or not isinstance(values, dict):
-            hint = did_you_mean(table, groups)
+            hint = f"Write [{table}]. " if model else did_you_mean(table, groups)
             tables_text = ", ".join(f"[{one}]" for one in groups)
             raise UserError(f"{source}: {printable(table)} is no table of settings. {hint}Use {tables_text}.")
         known = {name.rstrip("_"): name for name in groups_of(model) if name not in model.OF_TRAINER}

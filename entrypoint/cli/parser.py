@@ -48,8 +48,7 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     @property
     def launches(self) -> bool:
         """Return whether a launch follows, rather than a plan on the screen."""
-        shows = {"dry-run"} if self.command == "evaluate" else {"dry-run", "json"}  # its result is JSON too
-        return self.command != "plan" and not self.switches & shows
+        return self.command != "plan" and "dry-run" not in self.switches
 
     @property
     def program_words(self) -> tuple[str, ...]:
@@ -216,6 +215,8 @@ def read_arguments(
     command = COMMANDS[name]
     arguments, unknown = build_parser(name, groups).parse_known_args(flag_words)
     values = vars(arguments)
+    if sum(word.startswith("--config=") for word in flag_words) > 1:
+        raise UserError("--config: names two files. Write what both set into one.")
     takes_words = target == "run" or command.words not in ("", TARGET_WORDS)
     stray: tuple[str, ...] = () if takes_words else words
     if unknown or stray:

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine, Invocation
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.process import module_command
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import apply_fallbacks, why_not_writable
@@ -85,7 +85,9 @@ def detect_plan_inputs(
             master_addr=job.master_addr,
             scheduler=job.scheduler,
         )
-    check_log_dir(settings)
+    problem = why_not_writable(Path(settings.values.log_dir)) if settings.values.log_dir else ""
+    source = printable(settings.sources.get("log_dir", ""))
+    refuse_if({f"{source}: cannot be written to ({problem}). Name a folder that you may write to.": problem})
     mask, settled, launcher_affinity = effective_affinity(job)
     interpreter = Interpreter()
     if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:
@@ -125,14 +127,6 @@ def program_of(command: CommandLine, interpreter: Interpreter) -> Program:
     return (
         replace(program, argv=(interpreter.path, *program.argv[1:])) if interpreter.path != sys.executable else program
     )
-
-
-def check_log_dir(settings: ParsedSettings[LaunchSettings]) -> None:
-    """Raise `UserError` if the folder of the ranks' output cannot be written to."""
-    problem = why_not_writable(Path(settings.values.log_dir)) if settings.values.log_dir else ""
-    if problem:
-        source = printable(settings.sources["log_dir"])
-        raise UserError(f"{source}: cannot be written to ({problem}). Name a folder that you may write to.")
 
 
 @contextmanager

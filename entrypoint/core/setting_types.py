@@ -102,6 +102,8 @@ def find_text_problem(text: str, annotation: Any) -> str:
     """Return what makes a text another one than the user means, empty for none: env files keep quotes and line ends."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return "the quotes are part of the value, as in a file for `docker run --env-file`. Leave them out."
+    if not text and takes_paths(annotation):
+        return "names nothing. Name a path, or leave it out."
     kinds = {strip_meta(member) for member in union_members(annotation)}
     if text != text.strip() and kinds & {str, Path}:
         return "begins or ends with a blank or a line break. Remove it."

@@ -164,10 +164,12 @@ def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
             for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, here))
         }
         | {
+            f"{row.world_size}={world_size}: {here} ranks are on this node alone; unset what an outer launcher left"
+            " behind": here > world_size,
             f"{row.local_rank} is not set: {here} of the {world_size} ranks are on this node, and each needs its own"
             f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}.": (
                 here > 1 and not environ.get(row.local_rank)
-            )
+            ),
         }
     )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "") or row.job_id_of(environ)

@@ -43,7 +43,8 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
                 " LAUNCH_NNODES=1 if each trains alone."
             )
     first = claims[0] if claims else NodeGroup()
-    for other in claims[1:]:
+    source = settings.sources.get("nnodes", "") if settings.values.nnodes == "1" else ""
+    for other in (*claims[1:], *([NodeGroup(source=source)] if source else ())):
         if (first.nnodes, first.node_rank) != (other.nnodes, other.node_rank):
             raise UserError(
                 f"{first.source} and {other.source} contradict each other: node {first.node_rank} of {first.nnodes}"

@@ -39,6 +39,9 @@ def read_cells(notebook: Path) -> list[str]:
         raise UserError(f"{where}: needs {error.name}, which is not here. {fix}", ExitCode.MACHINE) from None
     except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
         raise UserError(f"{where}: cannot be read ({first_line(error)}). Save it again in Jupyter.") from None
+    language = content.metadata.get("kernelspec", {}).get("language", "python").lower()
+    if language != "python":
+        raise UserError(f"{where}: is a notebook of {printable(language)}. Save it as a script of Python.")
     cells = [cell.source for cell in content.cells if cell.cell_type == "code"]
     for number, cell in enumerate(cells, 1):
         try:
@@ -65,6 +68,9 @@ def main() -> None:
 
         def ask_exit(self) -> None:
             sys.exit()
+
+        def enable_gui(self, _gui: object = None) -> None:
+            """Open no window: the figures of `%matplotlib inline` stay in memory."""
 
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # no cell waits for a window
     warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()

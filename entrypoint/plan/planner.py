@@ -302,6 +302,9 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
     unused_here = {
         f"{job.hidden_hosts}: does not tell the hosts here, so any other nodes of this {job.scheduler} job are not"
         f" used. {start}, or set LAUNCH_HOSTS.": job.hidden_hosts,
+        f"{inputs.settings.sources.get('python')}: has no effect, the trainer runs by the launcher's own Python": (
+            inputs.program.kind == "train" and inputs.is_set_by_user("python")
+        ),
         f"the script reads {inputs.foreign_variable}, which this launcher does not set; if it needs it, use --launcher"
         " mpirun, or RANK and WORLD_SIZE in the script": inputs.foreign_variable,
         f"SLURM_NTASKS={tasks}: not used, this run starts {count_text(nproc, 'rank')}. Set"

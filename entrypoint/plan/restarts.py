@@ -10,6 +10,7 @@ import zlib
 
 from entrypoint.core.errors import NOT_RETRYABLE, UserError, printable, refuse_if
 from entrypoint.core.process import module_command, own_command
+from entrypoint.job.slurm import number
 from entrypoint.machine.cpu_topology import parse_cpu_list
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, LauncherKind, OutputPlan, Plan, Source
@@ -26,7 +27,8 @@ def decide_restarts(inputs: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
     values, group = inputs.settings.values, inputs.node_group
     elastic = group.min_nodes is not None
     requested = values.max_restarts
-    count = (AUTO_RESTARTS if elastic else 0) if requested == "auto" else requested
+    of_pods = number(inputs.environ, "PET_MAX_RESTARTS", AUTO_RESTARTS) if elastic else 0
+    count = of_pods if requested == "auto" else requested
     if not count:
         return 0, ()
     setting_source = inputs.settings.sources.get("max_restarts", group.source)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, field
 
-from entrypoint.core.console import log, write_stderr, write_stdout
-from entrypoint.core.errors import ExitCode, UserError, one_line
+from entrypoint.core.console import log, report_error, write_stderr, write_stdout
+from entrypoint.core.errors import ExitCode, UserError, one_line, printable, refuse_if
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
+from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
@@ -31,6 +34,7 @@ from entrypoint.tune.store import (
 )
 from entrypoint.tune.trial import TrialSpec, compile_metric, run_trial
 
+STOPPED = "tune: stopped by SIGTERM, and nothing is stored"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # By OpenMP runtime, what idle threads do: as planned, spin, or sleep at once.
 WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
@@ -180,12 +184,23 @@ def tune(
     Raises `UserError` if a launcher has decided already, if nothing can be stored or measured, or for a metric that
     cannot find a rate.
     """
-    folder = store_dir(inputs)
-    if not is_tunable(inputs):
-        raise UserError("tune: needs one node, and to start the ranks itself. Run it outside srun and mpirun.")
-    if folder is None:
-        raise UserError("LAUNCH_TUNING_STORE=off: results cannot be stored. Unset it, or name a folder.")
-    is_trainer = inputs.program.kind == "train"
+    found, is_trainer = store_dir(inputs), inputs.program.kind == "train"
+    folder = found or Path()
+    problem = why_not_writable(folder)
+    refuse_if(
+        {
+            "tune: needs one node, and to start the ranks itself. Run it outside srun and mpirun.": (
+                not is_tunable(inputs)
+            ),
+            "LAUNCH_TUNING_STORE=off: results cannot be stored. Unset it, or name a folder.": found is None,
+            f"{printable(folder)}: cannot be written ({problem}). Name another one with LAUNCH_TUNING_STORE.": problem,
+            f"TUNE_SECONDS={settings.seconds:g}: one trial takes longer than TUNE_MINUTES={settings.minutes:g}. Lower"
+            " it.": settings.seconds > 60 * settings.minutes,
+            f"TUNE_METRIC={printable(settings.metric)}: has no effect, as the trainer logs its rates. Unset it.": (
+                settings.metric and is_trainer
+            ),
+        }
+    )
     spec = TrialSpec(
         words=tuple(words),
         environ=inputs.environ,
@@ -196,7 +211,8 @@ def tune(
     path = folder / f"{machine_program_key(inputs, training)}.json"
     program = one_line(" ".join(words))
     log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial has a session of its own, and must not stay
+    # A trial has a session of its own, and must not stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(report_error(UserError(STOPPED, ExitCode.TERMINATED))))
     search = Search(spec, time.monotonic() + settings.minutes * 60)
     finalists = find_fastest(search, inputs, plan)
     problems = list(search.tried.values())

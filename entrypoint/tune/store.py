@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
-from entrypoint.core.files import is_folder, open_regular
+from entrypoint.core.files import is_folder, open_regular, working_folder
 from entrypoint.core.settings_base import rules_of
 from entrypoint.core.user_dirs import user_cache_dir, why_not_trusted
 from entrypoint.plan.inputs import PlanInputs
@@ -65,7 +65,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
     """
     import hashlib  # loads OpenSSL; most plans have no results to look for
 
-    machine = inputs.machine
+    machine, words = inputs.machine, inputs.program.argv
     seats = [(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus]
     places = {seat: number for number, seat in enumerate(dict.fromkeys(seats))}
     values, rules = inputs.settings.values, rules_of(LaunchSettings)
@@ -80,7 +80,10 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
         "libraries": sorted(library.name for library in machine.libraries if library.path),
         "given": {name: str(values.value(name)) for name in inputs.settings.sources if rules[name].speed},
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
-        "program": inputs.program.argv[1:],
+        "program": {
+            "script": (os.path.realpath(words[1]), *words[2:]),  # called by whatever name
+            "module": (*words[1:], str(working_folder())),
+        }.get(inputs.program.kind, words[1:]),
         "training": dict(training),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:20]

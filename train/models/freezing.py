@@ -34,7 +34,7 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
         learns = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
         if isinstance(module, _BatchNorm) and (STATISTICS in wanted or (learns and not any(learns))):
             module.eval()
-            module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
+            module.train = MethodType(lambda layer, *_: layer, module)  # type: ignore[method-assign]
     return trainable
 
 
@@ -61,8 +61,3 @@ def layers_to_freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> tupl
 def is_inside(parameter: str, layer: str) -> bool:
     """Return whether a parameter is a layer's, or is called so itself."""
     return parameter == layer or parameter.startswith(f"{layer}.")
-
-
-def stay_in_evaluation(module: nn.Module, _: bool = True) -> nn.Module:  # noqa: FBT001, FBT002  # as `train`
-    """Ignore a change of mode: a frozen layer stays as it is evaluated."""
-    return module

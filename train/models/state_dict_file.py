@@ -12,7 +12,7 @@ import pickle
 import shlex
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -301,15 +301,14 @@ def materialize(refs: Mapping[str, TensorRef], blocks: Mapping[str, bytes]) -> d
 
 
 def without_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state without the prefixes that wrappers add, and without their own tensors."""
-    for prefix in iter_prefixes(state):
+    """Return a state without the prefixes that wrappers add, outer ones first, and without their own tensors.
+
+    All names have a prefix but `AveragedModel`'s counter.
+    """
+    while state and (
+        prefix := next(
+            (one for one in WRAPPER_PREFIXES if all(n.startswith(one) for n in state if n != "n_averaged")), ""
+        )
+    ):
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     return dict(state)
-
-
-def iter_prefixes(state: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the prefixes of wrappers, outer ones first, that all names have but `AveragedModel`'s counter."""
-    names = [name for name in state if name != "n_averaged"]
-    while names and (found := next((one for one in WRAPPER_PREFIXES if all(n.startswith(one) for n in names)), "")):
-        yield found
-        names = [name.removeprefix(found) for name in names]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from entrypoint.core.errors import UserError, did_you_mean, first_line, printable, refuse_if
+from entrypoint.core.errors import ExitCode, UserError, did_you_mean, first_line, printable, refuse_if
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
 from train.models.inspection import in_modules
 from train.setting_groups.arguments import Argument, parse_argument
@@ -74,7 +74,7 @@ def find_optimizer(settings: OptimizationSettings) -> OptimizerClass:
         known = {prefix + word: kind for word, kind in optimizer_classes(package).items()}
     except (ImportError, RuntimeError):  # RuntimeError: a torchvision of another torch
         raise UserError(
-            f"TRAIN_OPTIMIZER={settings.optimizer}: timm cannot be loaded here. `pip install timm`."
+            f"TRAIN_OPTIMIZER={settings.optimizer}: timm cannot be loaded here. `pip install timm`.", ExitCode.MACHINE
         ) from None
     if name in known:
         return known[name]

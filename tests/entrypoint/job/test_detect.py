@@ -160,6 +160,7 @@ def test_srun_pty_second_task_is_refused() -> None:
         (TORCHRUN | {"RANK": "four"}, "RANK=four: not a whole number"),
         (TORCHRUN | {"RANK": "4"}, "RANK=4: torchrun says that there are 4 ranks"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, "WORLD_SIZE=4: 5 ranks are on this node alone; unset what"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE=two"),
         (
             {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},

@@ -122,6 +122,7 @@ def test_node_group_comes_from_launcher_or_settings(name: str) -> None:
         (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "SM_HOSTS=algo-1: not a JSON list"),
         (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST=algo-3: not among SM_HOSTS"),
         (HAND | KUBERNETES | {"PET_NODE_RANK": "0"}, "LAUNCH_NNODES=2 and PET_NNODES=2 contradict each other: node 1"),
+        (KUBERNETES | {"LAUNCH_NNODES": "1"}, "PET_NNODES=2 and LAUNCH_NNODES=1 contradict each other"),
         (POD | {"RANK": "foo"}, "RANK=foo: not a whole number"),
         (POD | {"RANK": "2"}, "RANK=2: WORLD_SIZE=2 nodes, counted from 0"),
         (POD | {"MASTER_ADDR": ""}, "WORLD_SIZE=2: needs MASTER_ADDR"),

@@ -40,7 +40,7 @@ def test_notebook_prints_as_a_script_and_leaves_no_file(entrypoint: Entrypoint) 
         "import sys, helper\nprint(helper.WORD, sys.argv[1:])",
         "%%time\ntimed = 3",
         "!echo shell",
-        "import matplotlib.pyplot as plot\nplot.plot([1, 2])\nplot.show()",
+        "%matplotlib inline\nimport matplotlib.pyplot as plot\nplot.plot([1, 2])\nplot.show()",
         "import asyncio\nawait asyncio.sleep(0)\ntimed + 1",
         "raise SystemExit(7)",
         "print('never')",
@@ -90,6 +90,12 @@ def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.ipynb"
     path.write_text("print('no JSON')")
     refusal(read_cells, path, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.")
+
+
+def test_notebook_of_another_language_is_refused(tmp_path: Path) -> None:
+    path = write_notebook(tmp_path / "x.ipynb", "1 + 1")
+    path.write_text(path.read_text().replace('"language": "python"', '"language": "R"'))
+    refusal(read_cells, path, match="is a notebook of r. Save it as a script of Python.")
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

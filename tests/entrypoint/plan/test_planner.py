@@ -14,7 +14,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
 from entrypoint.machine.interpreter import Interpreter, Packages
 from entrypoint.plan.inputs import RemoteLauncher
-from entrypoint.plan.model import Plan
+from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES, refusal
@@ -350,6 +350,14 @@ def test_variables_of_other_ranks_without_effect_are_named(environ: dict[str, st
         line for line in lines if warning and line.startswith(warning)
     ]
     assert bool(warning) == any("not used" in line for line in lines)
+
+
+def test_python_of_scripts_is_named_where_the_trainer_runs() -> None:
+    warnings = make_plan(
+        plan_inputs(make_machine(4), {"LAUNCH_PYTHON": "/usr/bin/python3"}, program=Program("train", ("python",)))
+    ).warnings
+    said = "LAUNCH_PYTHON=/usr/bin/python3: has no effect, the trainer runs by the launcher's own Python"
+    assert said in warnings
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def planned(environ: dict[str, str]) -> Plan:
         (HAND | {"LAUNCH_NNODES": "2:2", "LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_NNODES": "1:4", "MASTER_PORT": "29500"}, {"where": "r1:29500"}, 3),
         (ELASTIC_POD, {"--nnodes": "1:3", "where": "job-worker-0:29400", "--nproc-per-node": "2"}, 3),
+        (ELASTIC_POD | {"PET_MAX_RESTARTS": "7"}, {"--nnodes": "1:3"}, 7),
         (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "where": "job-master-0:23456"}, 3),
         (
             STEP | {"LAUNCH_MAX_RESTARTS": "1"},

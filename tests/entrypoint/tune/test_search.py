@@ -82,7 +82,8 @@ def test_stopped_search_ends_its_trial_and_stores_nothing(entrypoint: Entrypoint
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
-    assert process.returncode == 130
+    assert process.returncode == 143
+    assert err.endswith("entrypoint: error: tune: stopped by SIGTERM, and nothing is stored\n")
     assert "Traceback" not in err
     assert stored_results(entrypoint) == []
     # What was killed is there until the kernel has ended it.
@@ -118,6 +119,20 @@ def test_script_without_metric_is_timed_and_trainer_has_a_rate(
         (["run", "x.py"], {"TUNE_METRICS": "a"}, 2, "TUNE_METRICS=a: no such variable. Did you mean TUNE_METRIC?"),
         (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "Run it outside srun and mpirun"),
         (["run", "x.py"], {"LAUNCH_NPROC_PER_NODE": "1"}, 2, "tune: no plan gave a rate: NameError: name 'boom'"),
+        (
+            ["run", "x.py"],
+            {"LAUNCH_TUNING_STORE": "x.py"},
+            2,
+            "x.py: cannot be written (Not a directory). Name another",
+        ),
+        (
+            ["--seconds=99", "--minutes=1", "run", "x.py"],
+            {},
+            2,
+            "--seconds=99: one trial takes longer than --minutes=1",
+        ),
+        (["train"], {"TRAIN_DATASET": "synthetic", "TUNE_METRIC": "(a)"}, 2, "TUNE_METRIC=(a): has no effect, as the"),
+        (["--tuning-store=", "run", "x.py"], {}, 2, "--tuning-store=: names nothing. Name a path, or leave it out."),
         (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: not a number above 0"),
     ],
 )

@@ -54,10 +54,19 @@ def other_ids() -> Machine:
         (inputs({"LAUNCH_ALLOCATOR": "system"}), False),
         (inputs({"OMP_NUM_THREADS": "1"}), False),
         (inputs(program=Program("script", ("python", "x.py"))), False),
+        (inputs(program=Program("script", ("python", str(Path("x.py").absolute()), "--big"))), True),
+        (inputs(program=Program("script", ("python", "other/x.py", "--big"))), False),
     ],
 )
 def test_machine_program_key_equal_machines_share_results(one: PlanInputs, same: bool) -> None:
     assert (machine_program_key(one, {}) == machine_program_key(inputs(), {})) is same
+
+
+def test_module_of_another_folder_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = inputs(program=Program("module", ("python", "-m", "train")))
+    here = machine_program_key(module, {})
+    monkeypatch.chdir("/")
+    assert machine_program_key(module, {}) != here
 
 
 def test_changed_training_has_another_key() -> None:
