@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode, UserError
+from tests.conftest import refusal
 from tests.processes import killed_at_end
 from train.lock_file import LOCK_NAME, RunLock
 
 FAR = "filelock/2\npid=7\nhost=far\nmode=lease\ntoken=0123456789abcdef0123456789abcdef\nduration=20.0\nstart=1\n"
+
+
+def test_older_filelock_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "filelock", types.ModuleType("filelock"))
+    said = "^filelock: is missing or older than 4.3. Run: pip install"
+    refusal(runpy.run_module, "train.lock_file", match=said, code=ExitCode.MACHINE)
 
 
 @pytest.mark.launch

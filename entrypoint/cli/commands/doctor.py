@@ -9,7 +9,8 @@ from entrypoint.cli.commands import train_run
 from entrypoint.cli.parser import CommandLine, Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.console import write_stdout
-from entrypoint.core.errors import ExitCode
+from entrypoint.core.errors import ExitCode, refuse_if
+from entrypoint.core.packages import missing_module
 from entrypoint.core.process import module_command
 from entrypoint.doctor import report
 from entrypoint.plan.model import Program
@@ -19,6 +20,10 @@ def run(invocation: Invocation) -> int:
     """Print every check; exit code 3 if one fails."""
     command = invocation.command
     if "network" in command.switches:
+        refuse_if(
+            {"--network: needs torch, which is not installed here. Install it.": missing_module("train") == "torch"},
+            ExitCode.MACHINE,
+        )
         return train_run.run(replace(invocation, command=network_command(command)))
     inputs = read_plan_inputs(invocation, counts_load=True)
     checks = report.run_checks(inputs, lambda: build_plan(command, inputs), run_folders(command, inputs))
