@@ -124,7 +124,7 @@ def take_target(name: str, words: deque[str], fields: Mapping[str, SettingField 
         if words and words[0] in TARGETS:
             target = words.popleft()
             flags += take_flags(words, fields)
-    if target == "train" and words and is_folder(words[0]):  # `entrypoint train photos --epochs 5`
+    if target == "train" and words and (is_folder(words[0]) or "://" in words[0]):  # `entrypoint train photos`
         folder, more = f"--data-dir={words.popleft()}", take_flags(words, fields)
         if other := next((flag for flag in (*flags, *more) if flag.startswith("--data-dir=")), ""):
             raise UserError(f"{printable(folder)} and {printable(other)} contradict: name one folder of data.")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -262,12 +262,18 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
     return tuple(differ.values())
 
 
-def late_error(path: Path, step: int, last: int | None) -> UserError:
-    """Return the error for a checkpoint of after the run's end, which is after `last` steps if that is known."""
-    end = f"with step {last:,}" if last else "before"
-    return UserError(
-        f"{path}: is after step {step:,}, and this run ends {end}. Raise TRAIN_EPOCHS or TRAIN_STEPS, or start a new"
-        " run."
+def check_end(path: Path, step: int, last: int | None, after: int, changes: Sequence[str]) -> None:
+    """Raise `UserError` for a checkpoint of after the run's end, or at it where settings have changed.
+
+    The run has `last` steps if that is known; `after` is above 0 for a later checkpoint, 0 for one at the end.
+    """
+    refuse_if(
+        {
+            f"{path}: is after step {step:,}, and this run ends {f'with step {last:,}' if last else 'before'}. Raise"
+            " TRAIN_EPOCHS or TRAIN_STEPS, or start a new run.": after > 0,
+            f"{path}: all steps are trained already, and {', '.join(changes[:1])}. Raise TRAIN_EPOCHS or TRAIN_STEPS,"
+            " restore it, or start a new run.": after == 0 and changes,
+        }
     )
 
 

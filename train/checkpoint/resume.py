@@ -17,8 +17,8 @@ from train.checkpoint.metadata import (
     DataFingerprint,
     Metadata,
     check_data,
+    check_end,
     compare_settings,
-    late_error,
 )
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
@@ -101,9 +101,8 @@ def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> 
 
 
 def check_length(start: ResumePoint, total_steps: int) -> ResumePoint:
-    """Return the resume point; raises `UserError` if it is later than the end of this run."""
-    if start.step > total_steps:
-        raise late_error(start.path, start.step, total_steps)
+    """Return the resume point; raises `UserError` if no step is left for it, see `check_end`."""
+    check_end(start.path, start.step, total_steps, start.step - total_steps, start.changes)
     return start
 
 

@@ -38,6 +38,7 @@ from train.lock_file import RunLock
 from train.optimization.losses import Loss, training_loss
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
+from train.planning.run_selection import may_change_settings
 from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler, no_phase
@@ -140,7 +141,6 @@ def setup_run(
     model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
     trainer = model_builder.create_trainer(total_steps, start)
     trainer.teacher = load_teacher(settings, data.classes, source.normalize)
-    check_trainable(settings, trainer, start.epoch if start else 0, epochs)
     observed = observe_rank(plan)
     ranks = group.gather(observed, type(observed))
     # Each rank compares with its own node's plan.
@@ -260,9 +260,8 @@ def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: Process
 
 def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerprint, starts: list[Path]) -> ResumePoint:
     """Return the newest valid checkpoint and its place in this run; raises `UserError` if it is of another run."""
-    changed = settings.run.resume_allow_changed
-    start = load_first_valid(starts, settings.to_json(), changed=changed)
-    start = compare_data(start, data, changed=changed)
+    start = load_first_valid(starts, settings.to_json(), changed=may_change_settings(settings.run))
+    start = compare_data(start, data, changed=settings.run.resume_allow_changed)
     start = map_place(start, settings.optim.batch_size, source.steps_per_epoch, data.train_examples)
     return check_length(start, settings.optim.total_steps(source.steps_per_epoch))
 
@@ -272,17 +271,6 @@ def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
     saved, own = start.metadata.normalization, source.normalize
     if saved is not None:
         source.normalize = Normalize.from_metadata(saved, own.mean.device, own.layout)
-
-
-def check_trainable(settings: TrainSettings, trainer: Trainer, first_epoch: int, epochs: int) -> None:
-    """Raise `UserError` before the first epoch for a pruning that comes too late."""
-    if not settings.network.prune_ratio or trainer.state.pruned:
-        return
-    if first_epoch >= epochs:
-        raise UserError(
-            f"TRAIN_PRUNE_RATIO={settings.network.prune_ratio}: all {epochs} epochs are trained already, without"
-            " pruning. Raise TRAIN_EPOCHS."
-        )
 
 
 def compile_and_profile(run: TrainingRun) -> None:

@@ -109,9 +109,10 @@ def parse_arguments(settings: OptimizationSettings, kind: OptimizerClass) -> dic
     arguments: dict[str, Argument] = {}
     for part in settings.optimizer_args.split():
         name, _, text = part.partition("=")
-        arguments[name] = value = parse_argument(text)
+        value = parse_argument(text)
         refuse_if(
             {
+                f"{source}: {name} is there twice. Leave one out.": name in arguments,
                 f"{source}: {name} is no argument to give, {own.get(name)}. Leave it out.": name in own,
                 f"{source}: {name} has no value. Write {name}=value.": name in allowed and not text,
                 f"{source}: {printable(part)} is no argument of {kind.__name__}. {did_you_mean(name, allowed)}It takes"
@@ -122,6 +123,7 @@ def parse_arguments(settings: OptimizationSettings, kind: OptimizerClass) -> dic
                 ),
             }
         )
+        arguments[name] = value
     return arguments
 
 

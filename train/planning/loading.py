@@ -94,21 +94,30 @@ def text_of(values: Normalization) -> str:
     return "/".join(",".join(f"{one:.3g}" for one in part) for part in values)
 
 
-def doubts(dataset: DatasetInfo, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return why the score of these data says little; `known` are the labels of a model that is evaluated."""
+# Of the training images, what each epoch may leave out unsaid.
+LARGE_PART = 0.1
+
+
+def doubts(dataset: DatasetInfo, known: Sequence[str] = (), left_out: int = 0) -> tuple[str, ...]:
+    """Return why the score of these data says little.
+
+    `known` are the labels of a model that is evaluated, and `left_out` the images of an epoch that fill no batch.
+    """
     shared, looked_at = dataset.shared
     unnamed = [printable(name) for name in known if name not in dataset.classes]
     reasons = {
         f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
         " says nothing of new images. Test others.": shared,
         "there is 1 class, so each answer is right. Add images of what is not in it.": (
-            dataset.task == "classify" and len(dataset.classes) == 1
+            dataset.task == "classify" and len(known or dataset.classes) == 1
         ),
         f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right. Leave it"
         " out.": dataset.constant,
         f"the data name no {', '.join(unnamed[:3])}, which counts as absent in each image. Add what is missing.": (
             dataset.task == "multilabel" and unnamed
         ),
+        f"{left_out:,} of {dataset.train_images:,} training images fill no batch, and each epoch leaves so many out."
+        " Set another TRAIN_BATCH_SIZE.": left_out > LARGE_PART * dataset.train_images,
         "all test images have the same targets, so their score says nothing. Test others.": (
             dataset.same_targets and not dataset.constant
         ),

@@ -47,7 +47,7 @@ def with_recipe(
     The values travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     Raises `UserError` for an optimizer that is not installed.
     """
-    name = given.values.network.recipe
+    name = "default" if given.values.run.evaluate else given.values.network.recipe
     if name == FINE_TUNING or "recipe" not in given.sources:
         recipe = fine_tuning_values(given, dataset, at_hand)
     else:

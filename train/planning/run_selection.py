@@ -17,8 +17,8 @@ from train.checkpoint.metadata import (
     CorruptCheckpoint,
     DataFingerprint,
     check_data,
+    check_end,
     compare_settings,
-    late_error,
     read_json,
     read_metadata,
 )
@@ -27,6 +27,11 @@ from train.setting_groups.run import RunSettings
 from train.settings import TrainSettings
 
 SETTINGS_FILE = "settings.json"
+
+
+def may_change_settings(settings: RunSettings) -> bool:
+    """Return whether a resumed run may have other settings: of a run that is named, those that the user gives."""
+    return settings.resume_allow_changed or is_file(Path(settings.resume) / SETTINGS_FILE)
 
 
 def resumed_run_dir(settings: RunSettings) -> Path | None:
@@ -133,12 +138,13 @@ def check_resume(settings: TrainSettings, dataset: DatasetInfo) -> None:
         except CorruptCheckpoint as error:
             corrupt.append(error)
             continue
-        compare_settings(path, metadata, settings.to_json(), changed=settings.run.resume_allow_changed)
+        changes = compare_settings(path, metadata, settings.to_json(), changed=may_change_settings(settings.run))
         check_data(path, metadata.data, data, changed=settings.run.resume_allow_changed)
-        optim, is_late = settings.optim, (metadata.epoch, metadata.examples) > (settings.optim.epochs, 0)
-        same_steps = metadata.settings.get("batch_size") == optim.batch_size
-        if (same_steps and metadata.step > optim.steps) if optim.steps else is_late:
-            raise late_error(path, metadata.step, optim.steps)
+        optim, place, end = settings.optim, (metadata.epoch, metadata.examples), (settings.optim.epochs, 0)
+        after = (place > end) - (place < end)
+        if optim.steps:
+            after = metadata.step - optim.steps if metadata.settings.get("batch_size") == optim.batch_size else -1
+        check_end(path, metadata.step, optim.steps, after, changes)
         return
     if corrupt:
         raise corrupt[0]

@@ -14,6 +14,7 @@ from entrypoint.core.settings_base import ParsedSettings, rules_of, variable_nam
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
+from train.planning.checks import images_to_train
 from train.planning.model_report import ModelReport
 from train.setting_groups.network import BACKBONE, STATISTICS, NetworkSettings
 from train.setting_groups.optimization import peak_lr
@@ -239,12 +240,13 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
     """Return what image files hold, how a folder was taken whose kind was not named, and how it was split."""
     if not given.values.data.reads_files or given.values.run.evaluate:
         return ()
-    trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
-    use = "choose or test" if dataset.has_val else "test"
+    trained = images_to_train(given.values.data, dataset)
+    use = "choose or test" if dataset.has_val or given.values.data.val_split else "test"
     kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.data.task]
     counts, val = dataset.class_counts, "" if given.values.data.val_split else ", a tenth chooses the best checkpoint"
     parts = {
-        f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others} to {use}": True,
+        f"{len(dataset.classes):,} {kinds}: {trained:,} images to train, {dataset.images - trained:,} to {use}": True,
+        f"the first are {', '.join(map(printable, dataset.classes[:3]))}": given.values.data.task != "classify",
         f"{min(counts, default=0):,} to {max(counts, default=0):,} a class": len(counts) > 1,
         f"by what is in {printable(given.values.data.data_dir)}": "dataset" not in given.sources,
         f"no test/ there: a tenth of each class is tested{val}": dataset.is_cut,

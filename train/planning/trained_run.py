@@ -185,5 +185,4 @@ def settings_of_run(folder: Path, asked: ParsedSettings[TrainSettings]) -> dict[
         if name == "dataset" or value != defaults.value(name)  # the folder could decide otherwise
     }
     recipe = {} if "recipe" in asked.sources else {"recipe": "default"}  # its values are among the run's settings
-    changes = {"resume_allow_changed": True} if set(asked.sources) - set(OF_A_START) else {}
-    return as_variables({**texts, **recipe, **changes})
+    return as_variables({**texts, **recipe})

@@ -15,7 +15,13 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.models.weights_origin import INDEX_ENDING
-from train.planning.checks import check_contradictions, check_shares, check_trainer_settings, steps_of_epoch
+from train.planning.checks import (
+    check_contradictions,
+    check_shares,
+    check_trainer_settings,
+    images_to_train,
+    steps_of_epoch,
+)
 from train.planning.compute import (
     decide_compiling,
     decide_ipex,
@@ -96,7 +102,7 @@ def plan_trainer(
         winograd=any(one.value == "on" for one in winograd),
         saves_checkpoints=settings.run.checkpoint_every > 0,
         normalization=normalization,
-        doubts=doubts(dataset),
+        doubts=doubts(dataset, left_out=images_to_train(settings.data, dataset) % settings.optim.batch_size),
     )
     decisions = (
         *decide_techniques(given, dataset, report),

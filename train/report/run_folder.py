@@ -129,7 +129,7 @@ def write_provenance(
 
 def add_command(before: list[str], command: str) -> list[str]:
     """Return the commands of a run one after another; a last one that differs resumes what the others left."""
-    resumed = command.replace(" env ", " env TRAIN_RESUME=auto ", 1)
+    resumed = command.replace(" env ", " env TRAIN_RESUME=auto TRAIN_RESUME_ALLOW_CHANGED=1 ", 1)
     return before if before and before[-1] in (command, resumed) else [*before, resumed if before else command]
 
 

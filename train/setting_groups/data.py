@@ -262,8 +262,10 @@ IMAGE_ENDINGS = frozenset(
 )
 # What the library datasets saves; the hub's own folders have parquet files in data/.
 HUGGING_FACE = ("dataset_dict.json", "state.json")
-# Left behind by archives of macOS.
-IGNORED_FOLDERS = frozenset({"__MACOSX"})
+# Left behind by archives of macOS, by Synology's storage, and by file systems.
+IGNORED_FOLDERS = frozenset(
+    ("__MACOSX", "@eaDir", "#recycle", "lost+found", "$RECYCLE.BIN", "System Volume Information")
+)
 # Entries of a class that are looked at until one is an image.
 LOOKED_AT = 50
 

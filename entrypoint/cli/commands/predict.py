@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from entrypoint.cli.parser import Invocation
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.packages import require_extra
 from entrypoint.core.process import module_command, replace_process
 from entrypoint.core.settings_base import read_settings
@@ -21,8 +21,13 @@ def run(invocation: Invocation) -> int:
     flags = {"PREDICT_FORMAT": "json", **command.flags} if command.json else command.flags
     settings = read_settings(PredictSettings, environ, flags)
     wanted, usage = ("images", "IMAGE ...") if name == "predict" else ("formats", "|".join(FORMATS))
-    if len(command.words) < 2:
-        raise UserError(f"{name}: needs a trained model and {wanted}. Use `entrypoint {name} RUN {usage}`.")
+    form = settings.values.format
+    refuse_if(
+        {
+            f"{name}: needs a trained model and {wanted}. Use `entrypoint {name} RUN {usage}`.": len(command.words) < 2,
+            f"--json and --format={form} contradict. Leave one out.": command.json and form != "json",
+        }
+    )
     source, *others = command.words
     if name == "export":
         for variable in flags.keys() - MODEL_CODE:

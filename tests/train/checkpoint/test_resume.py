@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,10 @@ def test_checkpoint_after_the_end_of_the_run_is_refused(tmp_path: Path) -> None:
     start = load_first_valid([save(tmp_path, 13)], SETTINGS, changed=False)
     assert check_length(start, 13) == start
     refusal(check_length, start, 12, match="is after step 13, and this run ends with step 12")
+    assert check_length(dataclasses.replace(start, changes=("TRAIN_LR was 1, is 2",)), 14)
+    assert check_length(start, 13) == start
+    said = "all steps are trained already, and TRAIN_LR was 1, is 2. Raise TRAIN_EPOCHS or TRAIN_STEPS"
+    refusal(check_length, dataclasses.replace(start, changes=("TRAIN_LR was 1, is 2",)), 13, match=said)
 
 
 def test_setting_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_resume_on_changed_images_is_refused(
     cut_after_first_epoch(entrypoint, env)
     change(image_folder)
     assert said in entrypoint.error_line("train", env=env | {"TRAIN_RESUME": "auto"}) or allowed == 2
+    named = {"TRAIN_RESUME": "runs/run", "TRAIN_RUN_NAME": "", "TRAIN_EVAL_EVERY": "2"}  # which only settings follow
+    assert said in entrypoint.error_line("train", env=env | named) or allowed == 2
     again = entrypoint("train", env=env | ALLOWED | {"TRAIN_RESUME": "auto"})
     assert again.code == allowed, again.err
     if not allowed:

@@ -170,6 +170,8 @@ def test_pruned_and_gray_models_predict(entrypoint: Entrypoint, tmp_path: Path) 
 
 
 def test_json_switch_prints_json(entrypoint: Entrypoint, trained: Path, image_folder: Path) -> None:
+    both = entrypoint.error_line("predict", trained, "a.jpg", "--json", "--format=csv")
+    assert "--json and --format=csv contradict. Leave one out." in both
     result = entrypoint("predict", trained, image_folder / "test/class1", "--json", env=QUIET)
     assert len(json.loads(result.out)) == 4
 

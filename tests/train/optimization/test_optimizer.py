@@ -189,6 +189,7 @@ def test_arguments_reach_the_optimizer(name: str, text: str, wanted: dict[str, o
         ("adamw", "beta=0.9", "beta=0.9 is no argument of AdamW. Did you mean betas"),
         ("adamw", "betas", "betas has no value. Write betas=value"),
         ("adamw", "lr=0.1", "TRAIN_LR sets it"),
+        ("adamw", "eps=1e-6 eps=1e-7", "eps is there twice. Leave one out."),
         ("sgd", "momentum=0.1", "TRAIN_MOMENTUM sets it"),
         ("adamw", "eps=small", "small is no number"),
         ("adamw", "betas=0.9;0.95", "is no number"),

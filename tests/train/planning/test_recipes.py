@@ -48,6 +48,11 @@ def test_recipe_sets_only_unset_settings() -> None:
     assert "epochs" not in reported.text
 
 
+def test_recipe_does_not_change_what_is_evaluated() -> None:
+    values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_EVALUATE": "runs/a"})
+    assert (values.network.model, made.decisions) == ("cnn", make_test_plan(make_machine(4), {}).decisions)
+
+
 def test_own_optimizer_has_its_own_defaults() -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "sgd"})
     assert (values.optim.optimizer, values.optim.optimizer_args, values.optim.lr) == ("sgd", "", "auto")

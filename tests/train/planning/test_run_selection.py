@@ -122,6 +122,31 @@ def test_other_data_than_the_checkpoints_are_refused(
         check_resume(settings, DatasetInfo(0, (1, 8, 8), **data))
 
 
+@pytest.mark.parametrize(
+    ("place", "fields", "said"),
+    [
+        ({"epoch": 2}, {}, ""),
+        ({"epoch": 2}, {"lr": 0.9}, "all steps are trained already, and TRAIN_LR was auto, is 0.9. Raise TRAIN_EPOCHS"),
+        ({"epoch": 1}, {"lr": 0.9}, ""),
+        ({"epoch": 3}, {}, "is after step 22, and this run ends before"),
+        ({}, {"steps": 22}, "all steps are trained already, and TRAIN_STEPS was unset, is 22"),
+        ({}, {"steps": 21}, "is after step 22, and this run ends with step 21"),
+        ({}, {"steps": 21, "batch_size": 9}, ""),
+    ],
+)
+def test_change_of_a_run_at_its_end_is_refused(
+    tmp_path: Path, place: dict[str, int], fields: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/settings.json").write_text("{}")
+    save(tmp_path / "a/checkpoint", 22, settings=train_settings(epochs=2).to_json(), examples=0, losses=(), **place)
+    settings = train_settings(**{"output_dir": tmp_path, "resume": str(tmp_path / "a"), "epochs": 2, **fields})
+    if said:
+        assert said in refusal(check_resume, settings, UNKNOWN)
+    else:
+        check_resume(settings, UNKNOWN)
+
+
 @pytest.mark.launch
 def test_plan_refuses_with_the_line_of_the_run(entrypoint: Entrypoint) -> None:
     env = SMALL | {"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}

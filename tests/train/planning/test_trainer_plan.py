@@ -223,6 +223,10 @@ def test_data_that_say_little_are_doubted() -> None:
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(0, 5))) == ()
     assert "3 of 5 test images" in doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(3, 5)))[0]
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
+    assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)), ["a", "b"]) == ()  # of a model that knows others
+    batches = DatasetInfo(99, (1, 8, 8), classes=("a", "b"), train_images=60)
+    assert doubts(batches, left_out=29)[0].startswith("29 of 60 training images fill no batch, and each epoch leaves")
+    assert doubts(batches, left_out=6) == ()
     (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), task="multilabel", constant=("b",)))
     assert line.startswith("all images have the same b, so each answer is right.")
     (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a",), task="multilabel"), ["a", "c"])

@@ -31,6 +31,7 @@ from train.data.sources.image_list import (
     split_places,
     unreadable_image_error,
 )
+from train.setting_groups.data import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -151,7 +152,7 @@ def scan_class(folder: Path, places: list[Shard] | None = None) -> Iterator[str 
             places.append(state)
         below: list[Path] = []
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in IGNORED_FILES:
+            if entry.name.startswith(".") or entry.name in IGNORED_FILES | IGNORED_FOLDERS:
                 continue
             reason = why_no_file(entry)
             if not reason:

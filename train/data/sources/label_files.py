@@ -89,6 +89,9 @@ def split_columns(path: Path, file: TextIO, task: str) -> tuple[Iterator[list[st
             f" label, and names {printable(', '.join(header)) or 'nothing'}. For other columns set"
             " TRAIN_TASK=multilabel or regress": missing or len(set(names)) < 2,
             f"{one_line(path)}: two columns have the same name. Rename one.": len(set(names)) < len(names),
+            f"{one_line(path)}: a column has no name, as the index that pandas writes. Name it, or remove it.": (
+                "" in names and "label" not in names
+            ),
         }
     )
     return csv.reader(file, delimiter=divider), names

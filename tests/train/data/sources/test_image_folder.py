@@ -33,6 +33,8 @@ def test_list_splits_accepts_val_and_ignores_junk(image_folder: Path) -> None:
     (image_folder / "train/class0/.DS_Store").write_text("x")
     (image_folder / "train/class0/Thumbs.db").write_text("x")
     (image_folder / "train/.cache").mkdir()
+    shutil.copytree(image_folder / "train/class1", image_folder / "train/class0/@eaDir")
+    shutil.copytree(image_folder / "train/class1", image_folder / "train/lost+found")
     train, test = list_splits(image_folder)
     assert (len(train.files), len(test.files)) == (24, 12)
 

@@ -229,6 +229,7 @@ def test_numbers_become_rows_of_targets(labelled: Path) -> None:
         ("regress", "file,age,size", "1,", "line 2: an empty cell is no number"),
         ("regress", "file", "", "has no column of labels"),
         ("regress", "file,age,age", "1,2", "two columns have the same name"),
+        ("regress", ",file,age", "1,2", "a column has no name, as the index that pandas writes. Name it"),
     ],
 )
 def test_wrong_target_is_one_line(labelled: Path, task: str, head: str, cell: str, said: str) -> None:
