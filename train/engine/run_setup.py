@@ -226,7 +226,8 @@ def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -
 
 
 # Of the trainer's plan: what a node's own memory, CPU and libraries decide, and what changes results by rounding alone.
-PLAN_MAY_DIFFER = frozenset({"num_workers", "ipex_packs", "winograd"})
+# The data that are doubted are compared themselves.
+PLAN_MAY_DIFFER = frozenset({"num_workers", "ipex_packs", "winograd", "doubts"})
 
 
 def settings_to_compare(settings: TrainSettings, plan: TrainerPlan) -> dict[str, Any]:
