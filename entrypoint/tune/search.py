@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NoReturn
 
 from msgspec import Meta, Struct, field
 
-from entrypoint.core.console import log, report_error, write_stderr, write_stdout
+from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable, refuse_if
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
@@ -34,7 +33,6 @@ from entrypoint.tune.store import (
 )
 from entrypoint.tune.trial import TrialSpec, compile_metric, run_trial
 
-STOPPED = "tune: stopped by SIGTERM, and nothing is stored"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # By OpenMP runtime, what idle threads do: as planned, spin, or sleep at once.
 WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
@@ -212,7 +210,7 @@ def tune(
     program = one_line(" ".join(words))
     log(f"tuning {program} for up to {settings.minutes:g} min. Its result will be stored in {one_line(path)}")
     # A trial has a session of its own, and must not stay.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(report_error(UserError(STOPPED, ExitCode.TERMINATED))))
+    signal.signal(signal.SIGTERM, stop)
     search = Search(spec, time.monotonic() + settings.minutes * 60)
     finalists = find_fastest(search, inputs, plan)
     problems = list(search.tried.values())
@@ -226,6 +224,11 @@ def tune(
     save(path, {"program": program, "variables": variables, "evidence": evidence})
     write_stdout(evidence)
     return ExitCode.DONE
+
+
+def stop(*_: object) -> NoReturn:
+    """Raise `UserError`, as the handler of SIGTERM; a line from here could meet another one that is written."""
+    raise UserError("tune: stopped by SIGTERM, and nothing is stored.", ExitCode.TERMINATED)
 
 
 def find_fastest(search: Search, inputs: PlanInputs, plan: Plan) -> list[Candidate]:

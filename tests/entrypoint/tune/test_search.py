@@ -83,7 +83,7 @@ def test_stopped_search_ends_its_trial_and_stores_nothing(entrypoint: Entrypoint
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert process.returncode == 143
-    assert err.endswith("entrypoint: error: tune: stopped by SIGTERM, and nothing is stored\n")
+    assert err.endswith("entrypoint: error: tune: stopped by SIGTERM, and nothing is stored.\n")
     assert "Traceback" not in err
     assert stored_results(entrypoint) == []
     # What was killed is there until the kernel has ended it.

@@ -263,6 +263,7 @@ TRAINING = SMALL | {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_training_with_winograd_learns_the_same_and_resumes(entrypoint: Entrypoint) -> None:
     env = TRAINING | {"TRAIN_RUN_NAME": "whole"}

@@ -42,6 +42,7 @@ def test_shapes_keep_their_aspect_ratio() -> None:
     assert scale_shape((1, 65, 50), 25) == (1, 32, 25)
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_books_crops_are_evaluated_at_their_size(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "20", "TRAIN_TRANSFORMS": "book"}
