@@ -64,7 +64,9 @@ def train_epoch(
         is_first = not trainer.first_step_seconds
         pending.append(timed_first_step(trainer, batch))
         if is_first:  # it compiles and warms up
+            looked = time.perf_counter()
             callbacks.look(batch.micro_batches[0][0])
+            before += time.perf_counter() - looked  # which is no training
             clocks, trainer.meter.data_s, trainer.meter.data_cpu_s = trainer.meter.start(), 0.0, 0.0
         wanted = agreed()
         callbacks.after_step()

@@ -10,7 +10,6 @@ from functools import partial
 
 import msgspec
 import torch
-from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, refuse_if
 from entrypoint.core.settings_base import ParsedSettings
@@ -38,7 +37,7 @@ from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.optimization.losses import evaluation_loss
 from train.preemption import STOP_CONTROLLER, first_deadline, watch_for_notice
-from train.report.progress import SHOWN, guarded_stdout
+from train.report.progress import guarded_stdout
 from train.report.stored_run import make_lock
 from train.report.trackers import FAILED
 from train.seeding import seed_python
@@ -145,7 +144,7 @@ def train_epochs(run: TrainingRun) -> tuple[EvalResult, EvalResult | None, int |
             request=lambda: STOP_CONTROLLER.request,
             after_step=run.advance_profiler,
             save=partial(save_on_signal, run, epoch),
-            look=partial(show_batch, run),
+            look=partial(run.live.show_batch, undo=run.source.normalize.undo) if run.live else (lambda _: None),
         )
         if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, run.total_steps):
             save_and_exit(run, epoch)
@@ -172,12 +171,6 @@ def report_steps(run: TrainingRun, epoch: int, step: int, loss: float, speed: fl
         if run.trainer.grad_norm is not None and run.trainer.grad_norm.isfinite():
             values["grad_norm"] = float(run.trainer.grad_norm)
         run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
-
-
-def show_batch(run: TrainingRun, images: Tensor) -> None:
-    """Show normalized (N, C, H, W) images as the network saw them."""
-    if run.live:
-        run.live.show_batch(run.source.normalize.undo(images[:SHOWN]))
 
 
 def should_stop_early(run: TrainingRun) -> bool:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -150,8 +150,8 @@ class BarProgress(ProgressReporter):
             self.bar.stop()
 
 
-# So many images of the batch, so many a row; small ones are enlarged to this side.
-SHOWN, ROW, LEAST_SIDE = 32, 8, 64
+# So many images of the batch, so many a row with such a frame; small ones are enlarged to this side.
+SHOWN, ROW, LEAST_SIDE, FRAME = 32, 8, 64, 2
 # Runs of less than a minute have their page at the end alone, and longer ones write it for 2 % of their time at most.
 FIRST_S, MOST_SHARE = 60.0, 0.02
 
@@ -164,28 +164,32 @@ class LivePage:
     metrics: MetricsWriter
     due_s: float = field(default_factory=lambda: time.monotonic() + FIRST_S)
 
-    def show_batch(self, pixels: Tensor) -> None:
-        """Write batch.png: the first of (N, C, H, W) bytes, which gray and color images alone can be."""
-        if pixels.shape[1] in (1, 3):
+    def show_batch(self, images: Tensor, undo: Callable[[Tensor], Tensor] = lambda pixels: pixels) -> None:
+        """Write batch.png: the first (N, C, H, W) images as the network saw them, if they are gray or color.
+
+        `undo` makes bytes of normalized ones.
+        """
+        if images.shape[1] in (1, 3):
             with self.metrics.without_failing(BATCH_FILE), atomic_open(self.folder / BATCH_FILE) as file:
-                mosaic(pixels).save(file, format="PNG")
+                mosaic(undo(images[:SHOWN])).save(file, format="PNG")
 
     def show_epoch(self, so_far: Mapping[str, Any]) -> None:
         """Write the page with what is known after an epoch, if it is due."""
-        began_s = time.monotonic()
-        if began_s < self.due_s:
-            return
-        with self.metrics.without_failing(REPORT_FILE):
-            write_report(self.folder, so_far)
-        took_s = time.monotonic() - began_s
-        self.due_s = began_s + took_s / MOST_SHARE
+        if (began_s := time.monotonic()) >= self.due_s:
+            with self.metrics.without_failing(REPORT_FILE):
+                write_report(self.folder, so_far)
+            self.due_s = began_s + (time.monotonic() - began_s) / MOST_SHARE
 
 
 def mosaic(pixels: Tensor) -> Any:
-    """Return one image of (N, C, H, W) bytes."""
+    """Return one image of (N, C, H, W) bytes; the import of torchvision, which has a grid, takes too long."""
     from PIL import Image
-    from torchvision.utils import make_grid  # for rank 0 alone: the import looks up 1,000 files
 
-    times = -(-LEAST_SIDE // max(pixels.shape[2:]))
-    larger = pixels[:SHOWN].repeat_interleave(times, 2).repeat_interleave(times, 3)
-    return Image.fromarray(make_grid(larger, nrow=ROW, padding=2).permute(1, 2, 0).numpy())
+    height, width = (side * -(-LEAST_SIDE // max(pixels.shape[2:])) for side in pixels.shape[2:])
+    shown = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
+    size = min(ROW, len(shown)) * (width + FRAME) + FRAME, -(-len(shown) // ROW) * (height + FRAME) + FRAME
+    sheet = Image.new("RGB", size)
+    for number, image in enumerate(shown):
+        tile = Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST)
+        sheet.paste(tile, (FRAME + number % ROW * (width + FRAME), FRAME + number // ROW * (height + FRAME)))
+    return sheet
