@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -64,6 +65,12 @@ def test_train_epoch_reports_each_interval_and_the_rest() -> None:
     assert reports[2][1] < reports[0][1]
     assert one.state.step == 7
     assert one.state.seconds > 0
+
+
+def test_look_at_the_first_batch_is_no_training() -> None:
+    one = trainer()
+    train_epoch(one, TwelveAtATime(), 0, 3, StepCallbacks(lambda *_: None, look=lambda _: time.sleep(1)))
+    assert 0 < one.state.seconds < 1
 
 
 def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
