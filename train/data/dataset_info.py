@@ -28,7 +28,7 @@ from train.data.sources.image_list import (
 )
 from train.data.sources.label_files import list_label_splits
 from train.models.weights_origin import find_weights_file, read_origin
-from train.setting_groups.data import DataSettings
+from train.setting_groups.data import IMAGE_ENDINGS, DataSettings, has_file
 from train.settings import BOOK_PIXELS, TrainSettings
 
 KEEP_SIZE_MAX_PX = 96
@@ -50,6 +50,7 @@ class DatasetInfo:
     `class_counts` are the numbers of training images of each class, empty where they are not known.
     `constant` are the names of targets that are the same for all images.
     `same_targets` says that all test images have the same ones.
+    `loose` is a folder whose images lie next to the classes' folders, and are in no class.
     `problem` says why a data set of the user's cannot be used.
     `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
@@ -70,6 +71,7 @@ class DatasetInfo:
     constant: tuple[str, ...] = ()
     same_targets: bool = False
     task: str = "classify"
+    loose: str = ""
     problem: str = ""
 
     @property
@@ -130,6 +132,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
     shape = target_shape(headers, settings.data)
     trained = 0 if settings.run.evaluate else len(train)  # both are the same list then
     counts = Counter(() if train.targets else train.labels)
+    folders = (train.folder, test.folder) if settings.data.dataset == "imagefolder" else ()
     return DatasetInfo(
         trained + len(test),
         shape,
@@ -144,6 +147,7 @@ def describe_lists(settings: TrainSettings, train: ImageList, test: ImageList) -
         constant=train.targets.constant_names() if train.targets and not settings.run.evaluate else (),
         same_targets=bool(test.targets) and len(test) > 0 and all(label == test.labels[0] for label in test.labels),
         task=settings.data.task,
+        loose=next((str(folder) for folder in folders if has_file(folder, IMAGE_ENDINGS)), ""),
         shared=(0, 0) if settings.run.evaluate or test.is_cut else count_shared(train, test),
     )
 

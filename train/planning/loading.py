@@ -116,6 +116,9 @@ def doubts(dataset: DatasetInfo, known: Sequence[str] = (), left_out: int = 0) -
         f"the data name no {', '.join(unnamed[:3])}, which counts as absent in each image. Add what is missing.": (
             dataset.task == "multilabel" and unnamed
         ),
+        f"images in {printable(dataset.loose)} lie next to the classes' folders, and are not read. Move them.": (
+            dataset.loose
+        ),
         f"{left_out:,} of {dataset.train_images:,} training images fill no batch, and each epoch leaves so many out."
         " Set another TRAIN_BATCH_SIZE.": left_out > LARGE_PART * dataset.train_images,
         "all test images have the same targets, so their score says nothing. Test others.": (

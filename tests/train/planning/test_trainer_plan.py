@@ -224,6 +224,8 @@ def test_data_that_say_little_are_doubted() -> None:
     assert "3 of 5 test images" in doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(3, 5)))[0]
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")
     assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)), ["a", "b"]) == ()  # of a model that knows others
+    (line,) = doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), loose="photos"))
+    assert line == "images in photos lie next to the classes' folders, and are not read. Move them."
     batches = DatasetInfo(99, (1, 8, 8), classes=("a", "b"), train_images=60)
     assert doubts(batches, left_out=29)[0].startswith("29 of 60 training images fill no batch, and each epoch leaves")
     assert doubts(batches, left_out=6) == ()

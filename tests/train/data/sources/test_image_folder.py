@@ -335,7 +335,9 @@ def test_kind_is_by_what_is_there(tmp_path: Path, files: tuple[str, ...], kind: 
 def test_photos_are_trained_on_and_evaluated_by_one_word(entrypoint: Entrypoint, photos: Path) -> None:
     summary = entrypoint.train(photos, env={"TRAIN_EPOCHS": "2", "TRAIN_BATCH_SIZE": "8", "TRAIN_RUN_NAME": "one"})
     assert (summary["dataset"], summary["test_images"], summary["val_images"]) == ("imagefolder", 6, 6)
+    shutil.copy(next(photos.glob("*/*")), photos / "loose.jpg")
     plan = entrypoint.plan("train", photos, env={"TRAIN_BATCH_SIZE": "8"})
+    assert any(line.startswith(f"images in {photos} lie next to the classes'") for line in plan["warnings"])
     assert "a tenth of each class is tested" in next(
         one["reason"] for one in plan["decisions"] if one["key"] == "dataset"
     )
