@@ -248,7 +248,7 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         (
             text
             for name, text in differ.items()
-            if rules[name].resume == "must_keep" or (rules[name].resume == "set_once" and before.get(name))
+            if rules[name].resume == "must_keep" or (rules[name].resume == "set_once" and before.get("prune_ratio"))
         ),
         "",
     )
@@ -256,7 +256,7 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         {
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
             " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": differ and not changed,
-            f"{path}: {fixed}. Its tensors fit no other value. Restore it or start a new run.": fixed,
+            f"{path}: {fixed}. The checkpoint fits no other value. Restore it or start a new run.": fixed,
         }
     )
     return tuple(differ.values())

@@ -219,7 +219,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "steps": done.step,
         "skipped_steps": done.skipped_steps,
         "train_seconds": round(done.seconds, 3),
-        "step_seconds": round(later / max(1, done.step - 1), 6),
+        "step_seconds": round(later / (done.step - 1), 6) if done.step > 1 else 0.0,
         "images_per_second": round(done.step * settings.optim.batch_size / done.seconds, 1) if done.seconds else 0.0,
         "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
@@ -249,7 +249,8 @@ def peak_share(run: TrainingRun, model: nn.Module, step_seconds: float) -> dict[
         return {}
     reached = flops * run.settings.optim.batch_size / run.group.world_size / step_seconds
     dtype = CAST_TO.get(run.trainer.precision, torch.float32)
-    return {"peak_share": round(reached / peak_flops(dtype, run.group.device), 4)}
+    share = round(reached / peak_flops(dtype, run.group.device), 4)
+    return {"peak_share": share} if share <= 1 else {}  # else others computed while the peak was measured
 
 
 def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:

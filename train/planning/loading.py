@@ -119,7 +119,7 @@ def doubts(dataset: DatasetInfo, known: Sequence[str] = (), left_out: int = 0) -
         f"images in {printable(dataset.loose)} lie next to the classes' folders, and are not read. Move them.": (
             dataset.loose
         ),
-        f"{left_out:,} of {dataset.train_images:,} training images fill no batch, and each epoch leaves so many out."
+        f"{left_out:,} training images fill no batch, and each epoch leaves so many out."
         " Set another TRAIN_BATCH_SIZE.": left_out > LARGE_PART * dataset.train_images,
         "all test images have the same targets, so their score says nothing. Test others.": (
             dataset.same_targets and not dataset.constant

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from entrypoint.core.errors import UserError, printable
-from entrypoint.core.files import is_file, read_regular
+from entrypoint.core.errors import UserError, printable, refuse_if
+from entrypoint.core.files import is_file, read_regular, resolve
 from entrypoint.core.settings_base import ParsedSettings, read_settings, rules_of, variable_name
 from entrypoint.plan.model import Decision
 from train.checkpoint.metadata import METADATA_FILE, Normalization, saved_settings
@@ -155,10 +155,23 @@ def with_resumed_settings(
     variables = settings_of_run(folder, asked)
     parsed = read_settings(TrainSettings, {**environ, **variables}, flags)
     changed = [source for name, source in asked.sources.items() if name not in OF_A_START]
-    values, schedule = parsed.values, ""
-    if {"epochs", "steps"} & set(asked.sources):
-        length = f"{values.optim.steps} steps" if values.optim.steps else f"{values.optim.epochs} epochs"
-        schedule = f"; the schedule {values.optim.schedule} covers {length} from the first on, so the rate may rise"
+    optim, output, run = parsed.values.optim, printable(asked.sources.get("output_dir", "")), asked.values.run
+    refuse_if(
+        {
+            f"{output}: the run goes on in {printable(folder)}. Leave it out, or set TRAIN_RUN_NAME for a new run.": (
+                output
+                and not run.run_name
+                and not asked.url("output_dir")
+                and resolve(run.output_dir) != resolve(folder).parent
+            )
+        }
+    )
+    schedule = (
+        f"; the schedule {optim.schedule} covers {optim.steps or optim.epochs} {'steps' if optim.steps else 'epochs'}"
+        " from the first on, so the rate may rise"
+        if {"epochs", "steps"} & set(asked.sources)
+        else ""
+    )
     reason = f"settings of that run{', but ' if changed else ''}{', '.join(map(printable, changed))}{schedule}"
     written = {name: f"{printable(folder)}: {name}={text}" for name, text in parsed.texts.items()}
     decision = Decision("resume", printable(folder), reason)

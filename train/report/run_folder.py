@@ -143,8 +143,11 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     if resolve(runs) != resolve(given.values.run.output_dir):  # of a resumed run
         variables["TRAIN_OUTPUT_DIR"] = str(runs)
     launch = {name: environ[name] for name in environ if name.startswith("LAUNCH_") and environ[name]}
-    launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
-    launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # another thread count would round differently
+    launch |= {
+        "LAUNCH_NPROC_PER_NODE": str(plan.nodes.nproc_per_node),
+        "LAUNCH_RESERVE_CPUS": str(plan.binding.reserved_cpus),
+        "LAUNCH_THREADS": str(plan.ranks[0].threads),  # another number would round differently
+    }
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted((launch | variables).items())]
     command = map(shlex.quote, own_command("train"))
     here = working_folder()

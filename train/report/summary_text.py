@@ -56,6 +56,7 @@ def summary_lines(
     frozen = summary["all_parameters"] - summary["parameters"]
     parameters = f"{summary['parameters']:,} parameters" + (f" trained, {frozen:,} frozen" if frozen else "")
     operations = f", {summary['multiply_adds']:,} multiply-adds an image" if "multiply_adds" in summary else ""
+    then = f", then {1000 * summary['step_seconds']:,.1f} ms" if summary["step_seconds"] else ""
     resumed = summary["train_seconds"] > summary["total_seconds"]
     lines += [
         f"training       {summary['train_seconds']:.1f} s{' over all starts' if resumed else ''},"
@@ -63,8 +64,7 @@ def summary_lines(
         f" {summary['total_seconds']:.1f} s",
         f"model          {summary['model']}, {parameters}{operations}",
         f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
-        f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
-        f" {1000 * summary['step_seconds']:,.1f} ms",
+        f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms{then}",
     ]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped, steps, reserved = summary["images_skipped"], summary["skipped_steps"], summary["reserved_cpus"]

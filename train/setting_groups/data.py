@@ -216,6 +216,7 @@ class DataSettings(Settings, frozen=True, kw_only=True):
             "Input normalization. auto: that of TRAIN_WEIGHTS, else data in memory and imagenet for"
             " streams. data: the training images' own. Or MEAN/STD of each channel, from 0 to 1.",
             speed=False,
+            resume="must_keep",
         ),
     ] = "auto"
     mixup_alpha: Annotated[Alpha, about("Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0

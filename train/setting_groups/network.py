@@ -89,11 +89,19 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 0.0
     prune_exclude: Annotated[
-        str, about("Layers to keep unpruned, with commas: conv1,layer1.", evaluate="adopted", needs="prune_ratio")
+        str,
+        about(
+            "Layers to keep unpruned, with commas: conv1,layer1.",
+            resume="set_once",
+            evaluate="adopted",
+            needs="prune_ratio",
+        ),
     ] = ""
     prune_warmup: Annotated[
         Annotated[int, Meta(ge=0)],
-        about("Epochs before pruning; training continues after it.", speed=False, needs="prune_ratio"),
+        about(
+            "Epochs before pruning; training continues after it.", speed=False, resume="set_once", needs="prune_ratio"
+        ),
     ] = 1
     ema_decay: Annotated[
         BelowOne,

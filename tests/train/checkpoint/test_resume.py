@@ -57,7 +57,7 @@ def test_settings_that_give_tensors_a_meaning_cannot_change(tmp_path: Path, name
         path,
         settings | {name: "other"},
         changed=True,
-        match=rf"TRAIN_{name.upper()} was \w+, is other\. Its tensors fit no other value",
+        match=rf"TRAIN_{name.upper()} was \w+, is other\. The checkpoint fits no other value",
     )
 
 

@@ -105,14 +105,14 @@ def test_changed_batch_size_keeps_the_epochs(entrypoint: Entrypoint, batch_size:
 @pytest.mark.parametrize(
     ("saved", "now", "code", "said"),
     [
-        ({}, {"TRAIN_MODEL": "resnet18"}, 2, "TRAIN_MODEL was cnn, is resnet18. Its tensors fit no other value"),
+        ({}, {"TRAIN_MODEL": "resnet18"}, 2, "TRAIN_MODEL was cnn, is resnet18. The checkpoint fits no other value"),
         (
             {},
             {"TRAIN_MODEL_ARGS": "bias=0"},
             2,
-            "TRAIN_MODEL_ARGS was unset, is bias=0. Its tensors fit no other value",
+            "TRAIN_MODEL_ARGS was unset, is bias=0. The checkpoint fits no other value",
         ),
-        ({}, {"TRAIN_OPTIMIZER": "adam"}, 2, "TRAIN_OPTIMIZER was sgd, is adam. Its tensors fit no other value"),
+        ({}, {"TRAIN_OPTIMIZER": "adam"}, 2, "TRAIN_OPTIMIZER was sgd, is adam. The checkpoint fits no other value"),
         ({}, {"TRAIN_SYNTHETIC_SHAPE": "1x16x16"}, 2, "is of another model: "),
         ({}, {"TRAIN_SYNTHETIC_SHAPE": "3x8x8"}, 2, "is of another model: "),
         ({}, {"TRAIN_EMA_DECAY": "0.9"}, 0, "resuming although TRAIN_EMA_DECAY was 0.0, is 0.9"),

@@ -24,6 +24,13 @@ from train.checkpoint.metadata import EMA, MODEL, read_metadata
 pytestmark = pytest.mark.launch
 
 
+def test_single_step_has_no_time_of_later_ones(entrypoint: Entrypoint) -> None:
+    result = entrypoint.succeed("train", "--steps=1", "--run-name=a")
+    summary = entrypoint.summary("a")
+    assert (summary["steps"], summary["step_seconds"], "peak_share" in summary) == (1, 0.0, False)
+    assert re.search(r"first step [0-9,]+ ms$", result.out, re.M)
+
+
 @pytest.mark.versions
 def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entrypoint) -> None:
     result = entrypoint.succeed("train")

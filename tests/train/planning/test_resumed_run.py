@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def test_settings_are_those_of_the_run(run: Path) -> None:
     )
     assert (str(values.data.data_dir), values.run.run_name, values.run.resume_allow_changed) == ("/photos", None, False)
     assert reason == "settings of that run"
+
+
+def test_output_folder_of_another_run_is_refused(run: Path) -> None:
+    said = f"--output-dir=x: the run goes on in {run}. Leave it out, or set TRAIN_RUN_NAME for a new run."
+    refusal(resumed, run, match=re.escape(said), output_dir="x")
+    assert resumed(run, output_dir="x", run_name="b")
+    assert resumed(run, output_dir=str(run.parent))
 
 
 @pytest.mark.parametrize(("field", "value"), [("epochs", "20"), ("steps", "900")])

@@ -78,8 +78,9 @@ def test_copied_checkpoint_starts_a_new_run_folder(output: Path) -> None:
         ({"resume": "a/settings.json"}, "TRAIN_RESUME=a/settings.json: no such checkpoint"),
         ({"resume": "x" * 300}, "no such checkpoint"),
         ({"resume": "auto", "seed": 1}, "saved with other settings: TRAIN_SEED was 0, is 1"),
-        ({"resume": "auto", "freeze": "backbone", "resume_allow_changed": True}, "Its tensors fit no other value"),
-        ({"resume": "auto", "model": "resnet18", "resume_allow_changed": True}, "Its tensors fit no other value"),
+        ({"resume": "auto", "freeze": "backbone", "resume_allow_changed": True}, "The checkpoint fits no other value"),
+        ({"resume": "auto", "normalize": "data", "resume_allow_changed": True}, "The checkpoint fits no other value"),
+        ({"resume": "auto", "model": "resnet18", "resume_allow_changed": True}, "The checkpoint fits no other value"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(

@@ -39,13 +39,13 @@ def test_unwritable_run_folder_raises_even_for_root(output: str) -> None:
 
 
 def test_reproduce_command_has_settings_and_is_quoted(tmp_path: Path) -> None:
-    environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
+    environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x"}
     given = read_train_settings(environ, {"TRAIN_EPOCHS": "3"})
     plan = make_test_plan(make_machine(2), environ)
     words = shlex.split(run_folder.reproduce_command(given, plan, environ, Path("runs")))
     assert words[:2] == ["cd", str(Path.cwd())]
     assert {
-        "LAUNCH_THREADS=1",
+        "LAUNCH_THREADS=2",
         "LAUNCH_NPROC_PER_NODE=1",
         "LAUNCH_RESERVE_CPUS=0",
         "TRAIN_EPOCHS=3",
