@@ -81,7 +81,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
         "given": {name: str(values.value(name)) for name in inputs.settings.sources if rules[name].speed},
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
         "program": {
-            "script": (os.path.realpath(words[1]), *words[2:]),  # called by whatever name
+            **dict.fromkeys(("script", "notebook"), (os.path.realpath(words[1]), *words[2:])),  # by whatever name
             "module": (*words[1:], str(working_folder())),
         }.get(inputs.program.kind, words[1:]),
         "training": dict(training),

@@ -62,8 +62,9 @@ def test_machine_program_key_equal_machines_share_results(one: PlanInputs, same:
     assert (machine_program_key(one, {}) == machine_program_key(inputs(), {})) is same
 
 
-def test_module_of_another_folder_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = inputs(program=Program("module", ("python", "-m", "train")))
+@pytest.mark.parametrize("words", [("module", "-m", "train"), ("script", "x.py"), ("notebook", "x.ipynb")])
+def test_program_of_another_folder_has_another_key(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    module = inputs(program=Program(words[0], ("python", *words[1:])))
     here = machine_program_key(module, {})
     monkeypatch.chdir("/")
     assert machine_program_key(module, {}) != here
