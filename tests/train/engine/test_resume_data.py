@@ -125,7 +125,7 @@ def test_changed_batch_size_keeps_the_epochs(entrypoint: Entrypoint, batch_size:
             {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "0"},
             {},
             2,
-            "RATIO was 0.5, is 0.0. Its tensors fit",
+            "RATIO was 0.5, is 0.0. The checkpoint fits",
         ),
         ({}, {"TRAIN_WEIGHT_DECAY": "0.3"}, 0, "resuming although TRAIN_WEIGHT_DECAY was 0.0005, is 0.3"),
         ({}, {"TRAIN_MOMENTUM": "0"}, 0, "resuming although TRAIN_MOMENTUM was 0.9, is 0.0"),
