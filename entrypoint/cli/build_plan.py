@@ -97,6 +97,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         ask_model=lambda: model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
         winograd_kernel=find_kernel("winograd") is not None,
+        known=trained.classes if trained else (),
     )
     return plan_trainer(plan, training, facts, inputs.machine, trainer_facts)
 

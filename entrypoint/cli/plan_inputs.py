@@ -86,8 +86,12 @@ def detect_plan_inputs(
             scheduler=job.scheduler,
         )
     problem = why_not_writable(Path(settings.values.log_dir)) if settings.values.log_dir else ""
-    source = printable(settings.sources.get("log_dir", ""))
-    refuse_if({f"{source}: cannot be written to ({problem}). Name a folder that you may write to.": problem})
+    refuse_if(
+        {
+            f"{printable(settings.sources.get('log_dir', ''))}: cannot be written to ({problem}). Name a folder that"
+            " you may write to.": problem
+        }
+    )
     mask, settled, launcher_affinity = effective_affinity(job)
     interpreter = Interpreter()
     if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -158,3 +159,23 @@ def signal_sender(process: int) -> Callable[[int], None]:
     except OSError:
         return lambda number: os.kill(process, number)
     return lambda number: signal.pidfd_send_signal(pidfd, number)
+
+
+def signal_groups(groups: set[int], number: int) -> set[int]:
+    """Send a signal to process groups, 0 for none, and return those that exist."""
+    existing = set()
+    for group in groups:
+        with suppress(OSError):
+            os.killpg(group, number)
+            existing.add(group)
+    return existing
+
+
+def end_groups(groups: set[int], delay_s: float) -> None:
+    """Wait until process groups that had SIGTERM are gone, and kill after `delay_s` seconds what has ignored it."""
+    deadline = time.monotonic() + delay_s
+    while (left := signal_groups(groups, 0)) and time.monotonic() < deadline:
+        with suppress(ChildProcessError):  # as PID 1, this process adopts and reaps orphans
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.05)
+    signal_groups(left, signal.SIGKILL)

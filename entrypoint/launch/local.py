@@ -22,9 +22,11 @@ from entrypoint.core.process import (
     PREEMPTION,
     TERMINATING,
     die_with_parent,
+    end_groups,
     from_terminal,
     name_process,
     not_ignored,
+    signal_groups,
     wait_for_signal,
 )
 from entrypoint.job.detect import Job
@@ -202,7 +204,7 @@ class LocalRanks:
         if self.output:
             self.output.start()
         self.monitor()
-        self.end_left_groups()
+        end_groups(self.left_groups, KILL_DELAY_S)  # they may hold a GPU
         if self.output:
             self.output.close(self.is_asked_to_end)
 
@@ -301,15 +303,6 @@ class LocalRanks:
                 else:
                     self.ended.append(self.global_rank(local_rank))
 
-    def end_left_groups(self) -> None:
-        """Wait until nothing is left of ranks that failed, and kill what has ignored SIGTERM: it may hold a GPU."""
-        deadline = time.monotonic() + KILL_DELAY_S
-        while (left := signal_groups(self.left_groups, 0)) and time.monotonic() < deadline:
-            with suppress(ChildProcessError):  # as PID 1, this process adopts and reaps orphans
-                os.waitpid(-1, os.WNOHANG)
-            time.sleep(0.05)
-        signal_groups(left, signal.SIGKILL)
-
     def record_failure(self, local_rank: int, pid: int, code: int) -> None:
         """Record a failure; the first one stops the other ranks."""
         rank = self.global_rank(local_rank)
@@ -349,13 +342,3 @@ class LocalRanks:
                 write_stderr(text)
             self.end_ranks()
         self.explain_at = None
-
-
-def signal_groups(groups: set[int], number: int) -> set[int]:
-    """Send a signal to process groups, 0 for none, and return those that exist."""
-    existing = set()
-    for group in groups:
-        with suppress(OSError):
-            os.killpg(group, number)
-            existing.add(group)
-    return existing

@@ -244,14 +244,13 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         for name, value in settings.items()
         if rules[name].resume != "may_change" and before.get(name) != value
     }
-    fixed = next(
-        (
-            text
-            for name, text in differ.items()
-            if rules[name].resume == "must_keep" or (rules[name].resume == "set_once" and before.get("prune_ratio"))
-        ),
-        "",
-    )
+    kept = {
+        name
+        for name in differ
+        if rules[name].resume == "must_keep"
+        or (rules[name].resume == "set_once" and before.get(rules[name].needs or name))
+    }
+    fixed = next((text for name, text in differ.items() if name in kept), "")
     refuse_if(
         {
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,10 +31,12 @@ def plan_evaluation(
     dataset: DatasetInfo,
     machine: Machine,
     ask_model: Callable[[], ModelReport] = ModelReport,
+    known: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of an evaluation, which trains nothing and writes no run folder.
 
-    `ask_model` has a child process build the model, for a size that only the model itself can refuse.
+    `ask_model` has a child process build the model, for a size that only the model itself can refuse. `known` are the
+    model's classes.
     """
     settings = given.values
     check_new_model(given, plan)
@@ -65,7 +67,6 @@ def plan_evaluation(
         workers_decision,
         precision,
     )
-    known = read_trained_run(settings.run.evaluate, "TRAIN_EVALUATE", settings.network.model).classes
     plan = replace(plan, warnings=(*plan.warnings, *unused_by_evaluation(given), *doubts(dataset, known)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 

@@ -104,7 +104,7 @@ def doubts(dataset: DatasetInfo, known: Sequence[str] = (), left_out: int = 0) -
     `known` are the labels of a model that is evaluated, and `left_out` the images of an epoch that fill no batch.
     """
     shared, looked_at = dataset.shared
-    unnamed = [printable(name) for name in known if name not in dataset.classes]
+    unnamed = [printable(name) for name in known if dataset.task == "multilabel" and name not in dataset.classes]
     reasons = {
         f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
         " says nothing of new images. Test others.": shared,
@@ -113,9 +113,8 @@ def doubts(dataset: DatasetInfo, known: Sequence[str] = (), left_out: int = 0) -
         ),
         f"all images have the same {', '.join(map(printable, dataset.constant[:3]))}, so each answer is right. Leave it"
         " out.": dataset.constant,
-        f"the data name no {', '.join(unnamed[:3])}, which counts as absent in each image. Add what is missing.": (
-            dataset.task == "multilabel" and unnamed
-        ),
+        f"the data name no {', '.join(unnamed[:3])}, which counts as absent in each image. Add what is"
+        " missing.": unnamed,
         f"images in {printable(dataset.loose)} lie next to the classes' folders, and are not read. Move them.": (
             dataset.loose
         ),

@@ -53,6 +53,7 @@ class TrainerFacts:
     `ask_model` has a child process build the model, for settings that only the model itself can answer.
     `reads_resume` says that a checkpoint to resume from is on this node.
     `winograd_kernel` says whether Winograd's convolution is compiled.
+    `known` are the classes of a model that is evaluated.
     """
 
     free_name: str = ""
@@ -60,6 +61,7 @@ class TrainerFacts:
     ask_model: Callable[[], ModelReport] = ModelReport
     reads_resume: bool = True
     winograd_kernel: bool = False
+    known: tuple[str, ...] = ()
 
 
 NO_FACTS = TrainerFacts()
@@ -76,7 +78,7 @@ def plan_trainer(
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given)
     if settings.run.evaluate:
-        return plan_evaluation(given, plan, dataset, machine, facts.ask_model)
+        return plan_evaluation(given, plan, dataset, machine, facts.ask_model, facts.known)
     resume, resume_decisions = plan_resume(given, plan, facts.free_name)
     check_trainer_settings(given, dataset)
     if facts.reads_resume:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, run_folders
@@ -10,7 +12,6 @@ from entrypoint.cli.parser import CommandLine, Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode, refuse_if
-from entrypoint.core.packages import missing_module
 from entrypoint.core.process import module_command
 from entrypoint.doctor import report
 from entrypoint.plan.model import Program
@@ -21,7 +22,7 @@ def run(invocation: Invocation) -> int:
     command = invocation.command
     if "network" in command.switches:
         refuse_if(
-            {"--network: needs torch, which is not installed here. Install it.": missing_module("train") == "torch"},
+            {"--network: needs torch, which is not installed here. Install it.": find_spec("torch") is None},
             ExitCode.MACHINE,
         )
         return train_run.run(replace(invocation, command=network_command(command)))

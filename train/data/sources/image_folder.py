@@ -34,7 +34,7 @@ from train.data.sources.image_list import (
 from train.setting_groups.data import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
-IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
+IGNORED = IGNORED_FOLDERS | {"Thumbs.db", "desktop.ini"}
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def scan_class(folder: Path, places: list[Shard] | None = None) -> Iterator[str 
             places.append(state)
         below: list[Path] = []
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in IGNORED_FILES | IGNORED_FOLDERS:
+            if entry.name.startswith(".") or entry.name in IGNORED:
                 continue
             reason = why_no_file(entry)
             if not reason:
