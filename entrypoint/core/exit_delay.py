@@ -6,7 +6,7 @@ thread, and the unwinding reaches a C++ destructor. The process then aborts afte
 benchmarks/README.md).
 
 A `.pth` file in site-packages imports this module in every interpreter that the entrypoint starts. Scripts stay
-unchanged. In a rank it also installs the handler of `entrypoint stacks`.
+unchanged.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import importlib
 import os
 import sys
 import time
-from contextlib import suppress
 from types import ModuleType
-
-from reference_training.own_modules import own_modules
 
 
 def own_import(name: str) -> ModuleType:
     """Import a module of this project where its packages have the user's names, and leave no name behind."""
+    from reference_training.own_modules import own_modules
+
     with own_modules():
         return importlib.import_module(name)
 
@@ -38,6 +37,8 @@ def delay_exit() -> None:
 
     After an error in the program, print what to type, or note which collective failed.
     """
+    from contextlib import suppress
+
     is_program = os.environ.get(PROGRAM_VAR) == str(os.getpid())
     error = getattr(sys, "last_value", None) if is_program else None  # what ended the program
     with suppress(Exception):  # the program may have replaced what this imports
@@ -54,4 +55,3 @@ def delay_exit() -> None:
 atexit.register(delay_exit)
 if "RANK" in os.environ:
     os.environ.setdefault(PROGRAM_VAR, str(os.getpid()))
-    own_import("entrypoint.core.stack_signal").install()

@@ -6,7 +6,6 @@ import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -201,6 +200,8 @@ def list_split(folder: Path, classes: tuple[str, ...], cache_dir: Path | None = 
         return join_classes(folder, classes, chain([first], others), unreadable, began_ns)
 
     def list_all() -> Index:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
             return join(pool.map(list_one, classes[1:]))
 

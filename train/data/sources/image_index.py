@@ -6,7 +6,6 @@ import hashlib
 import os
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from entrypoint.core.files import atomic_open, checksum_trailer, verify_checksum
 from train.checkpoint.metadata import read_bytes
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_file import WAITING_AT_ONCE, FileList, Shard
-from train.lock_file import folder_lock
 
 # Part of every index. Increase it when what is read of shards or folders changes.
 VERSION = 3
@@ -77,6 +75,8 @@ def load_index(
     place = cached / f"{name}{kind}.index"
     if found := read_index(place, folder):
         return found
+    from train.lock_file import folder_lock  # takes a seventh of a plan's time, and small folders need none
+
     with folder_lock(cached / "indexing.lock", f"another process that lists images for {cached}"):
         if found := read_index(place, folder):
             return found
@@ -117,6 +117,8 @@ def write_index(place: Path, index: Index, *, named: bool) -> None:
 
 def read_index(place: Path, folder: Path) -> Index | None:
     """Return an index, None if there is none of the places as they are."""
+    from concurrent.futures import ThreadPoolExecutor
+
     try:
         content = verify_checksum(read_bytes(place))
         saved = msgspec.msgpack.decode(content, type=SavedIndex)
