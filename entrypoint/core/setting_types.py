@@ -18,8 +18,8 @@ class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a setting besides its type and text.
 
     `basic` settings are in `--help`; `--help-all` has all. `speed`: it changes the time of a training step.
-    `resume`: another value than the checkpoint's is refused, accepted, refused whatever the user says, or so once it
-    was set.
+    `resume`: another value than the checkpoint's is refused unless the user names the run, refused as other data are,
+    accepted, refused whatever the user says, or so once it was set.
     `nodes`: whether the nodes of a job may have different values. `evaluate`: an evaluation takes the trained run's
     value, or has its own, or does not use it. `needs` is the setting that switches it on: `prune_ratio`,
     `schedule=step` or `schedule!=constant`.
@@ -27,7 +27,7 @@ class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
 
     basic: bool = False
     speed: bool = True
-    resume: Literal["same", "may_change", "must_keep", "set_once"] = "same"
+    resume: Literal["same", "data", "may_change", "must_keep", "set_once"] = "same"
     nodes: Literal["same", "may_differ"] = "same"
     evaluate: Literal["unused", "adopted", "own"] = "unused"
     needs: str = ""
@@ -38,7 +38,7 @@ def about(  # noqa: PLR0913  # a keyword for each rule
     *,
     basic: bool = False,
     speed: bool = True,
-    resume: Literal["same", "may_change", "must_keep", "set_once"] = "same",
+    resume: Literal["same", "data", "may_change", "must_keep", "set_once"] = "same",
     nodes: Literal["same", "may_differ"] = "same",
     evaluate: Literal["unused", "adopted", "own"] = "unused",
     needs: str = "",

@@ -251,10 +251,11 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
         or (rules[name].resume == "set_once" and before.get(rules[name].needs or name))
     }
     fixed = next((text for name, text in differ.items() if name in kept), "")
+    other_data = not settings.get("resume_allow_changed") and any(rules[name].resume == "data" for name in differ)
     refuse_if(
         {
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
-            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": differ and not changed,
+            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway.": other_data or (differ and not changed),
             f"{path}: {fixed}. The checkpoint fits no other value. Restore it or start a new run.": fixed,
         }
     )

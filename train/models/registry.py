@@ -76,15 +76,17 @@ UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def model_arguments(settings: NetworkSettings) -> dict[str, Argument]:
-    """Return TRAIN_MODEL_ARGS by name; raises `UserError` for what is decided elsewhere."""
-    arguments = dict(part.split("=", 1) for part in settings.model_args.split())
-    for name in arguments:
-        if why := DECIDED.get(name):
-            raise UserError(
-                f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} is no argument to give, {why}. Leave it"
-                " out."
-            )
-    return {name: parse_argument(text) for name, text in arguments.items()}
+    """Return TRAIN_MODEL_ARGS by name; raises `UserError` for what is decided elsewhere, or is there twice."""
+    arguments = [part.split("=", 1) for part in settings.model_args.split()]
+    names, source = [name for name, _ in arguments], f"TRAIN_MODEL_ARGS={printable(settings.model_args)}"
+    for name in names:
+        refuse_if(
+            {
+                f"{source}: {name} is there twice. Leave one out.": names.count(name) > 1,
+                f"{source}: {name} is no argument to give, {DECIDED.get(name)}. Leave it out.": name in DECIDED,
+            }
+        )
+    return {name: parse_argument(text) for name, text in arguments}
 
 
 def explain_arguments(settings: NetworkSettings, error: Exception, plain: Callable[[], nn.Module]) -> None:

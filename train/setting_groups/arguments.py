@@ -26,16 +26,19 @@ def parse_argument(text: str) -> Argument:
 
 
 def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
-    """Return the weight of each class, 1 where none is named; raises `UserError` for a class that is not there."""
+    """Return the weight of each class, 1 where none is named; raises `UserError` for another name, or one twice."""
     weights, source = dict.fromkeys(classes, 1.0), f"TRAIN_CLASS_WEIGHTS={printable(text)}"
-    for part in text.split(","):
-        name, _, number = part.rpartition("=")
+    parts = [part.rpartition("=") for part in text.split(",")]
+    for name, _, number in parts:
         hint = did_you_mean(name, list(classes)) if name not in weights else ""
         fits = NUMBER.fullmatch(number) and (1e-6 <= float(number) <= 1e6 or float(number) == 0)
         refuse_if(
             {
-                f"{source}: there is no class {printable(name or part)}. {hint}Write auto, or class=weight.": (
+                f"{source}: there is no class {printable(name or number)}. {hint}Write auto, or class=weight.": (
                     name not in weights
+                ),
+                f"{source}: {printable(name)} is there twice. Leave one out.": (
+                    sum(other == name for other, _, _ in parts) > 1
                 ),
                 f"{source}: {printable(number)} is no weight. Write 0, or from 1e-6 to 1e6.": not fits,
             }

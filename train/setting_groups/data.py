@@ -90,6 +90,7 @@ class DataSettings(Settings, frozen=True, kw_only=True):
         about(
             "Side of images from files in pixels. auto: their own size, or 224 above 96 pixels.",
             basic=True,
+            resume="data",
             evaluate="adopted",
         ),
     ] = "auto"
@@ -136,7 +137,8 @@ class DataSettings(Settings, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0, le=0.5)],
         about(
             "Fraction of the training images that choose the best checkpoint, and are not trained on."
-            " A folder's val/ next to test/ does the same."
+            " A folder's val/ next to test/ does the same.",
+            resume="data",
         ),
     ] = 0.0
     data_source: Annotated[

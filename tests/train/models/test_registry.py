@@ -214,6 +214,7 @@ def test_model_arguments_reach_the_model(folder: Path, name: str, arguments: str
     [
         ("own_models:sized", "image_sise=9", "image_sise is no argument of own_models:sized. Did you mean image_size?"),
         ("resnet18", "zero_init_residul=1", "is no argument of resnet18. Did you mean zero_init_residual?"),
+        ("cnn", "bias=1 bias=0", "bias is there twice. Leave one out."),
         ("resnet18", "num_classes=3", "num_classes is no argument to give, the data have classes"),
         ("timm:resnet18", "drop_path_rat=0.1", "is no argument of timm:resnet18. Did you mean drop_path_rate?"),
         ("timm:resnet18", "pretrained=true", "pretrained is no argument to give, TRAIN_WEIGHTS sets it"),

@@ -85,6 +85,7 @@ def test_auto_weights_a_mean_image_with_one() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("a=1,a=2", "a is there twice. Leave one out."),
         ("d=2", "there is no class d"),
         ("bee=1", "no class bee"),
         ("balanced", "there is no class balanced. Write auto, or class=weight."),

@@ -78,6 +78,8 @@ def test_copied_checkpoint_starts_a_new_run_folder(output: Path) -> None:
         ({"resume": "a/settings.json"}, "TRAIN_RESUME=a/settings.json: no such checkpoint"),
         ({"resume": "x" * 300}, "no such checkpoint"),
         ({"resume": "auto", "seed": 1}, "saved with other settings: TRAIN_SEED was 0, is 1"),
+        ({"resume": "a", "val_split": 0.2}, "saved with other settings: TRAIN_VAL_SPLIT was 0.0, is 0.2"),
+        ({"resume": "a", "image_size": 16}, "saved with other settings: TRAIN_IMAGE_SIZE was auto, is 16"),
         ({"resume": "auto", "freeze": "backbone", "resume_allow_changed": True}, "The checkpoint fits no other value"),
         ({"resume": "auto", "normalize": "data", "resume_allow_changed": True}, "The checkpoint fits no other value"),
         ({"resume": "auto", "model": "resnet18", "resume_allow_changed": True}, "The checkpoint fits no other value"),
