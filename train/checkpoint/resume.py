@@ -85,19 +85,23 @@ def with_own_best(start: ResumePoint, folder: Path) -> ResumePoint:
     before = start.path.resolve().parent
     if before.parent == folder.resolve() or start.metadata.best == NO_BEST:
         return start
-    checkpoint = replace(start.checkpoint, metadata=msgspec.structs.replace(start.metadata, best=NO_BEST))
-    return replace(start, checkpoint=checkpoint, changes=(*start.changes, f"the best checkpoint stays in {before}"))
+    return replace(
+        start,
+        checkpoint=replace(start.checkpoint, metadata=msgspec.structs.replace(start.metadata, best=NO_BEST)),
+        changes=(*start.changes, f"the best checkpoint stays in {before}"),
+    )
 
 
 def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> ResumePoint:
     """Return the resume point with the accepted differences of the data; raises `UserError` for the others."""
     differ = check_data(start.path, start.metadata.data, now, changed=changed)
-    if not differ:
-        return start
-    # The scores of other images are no measure for those to come.
+    return without_scores(start, differ) if differ else start
+
+
+def without_scores(start: ResumePoint, changes: Sequence[str] = ()) -> ResumePoint:
+    """Return the resume point without its scores: those of other images or weights are no measure for those to come."""
     metadata = msgspec.structs.replace(start.metadata, best=NO_BEST, best_metric=None, stale_epochs=0)
-    checkpoint = replace(start.checkpoint, metadata=metadata)
-    return replace(start, checkpoint=checkpoint, changes=(*start.changes, *differ))
+    return replace(start, checkpoint=replace(start.checkpoint, metadata=metadata), changes=(*start.changes, *changes))
 
 
 def check_length(start: ResumePoint, total_steps: int) -> ResumePoint:

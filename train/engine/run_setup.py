@@ -22,7 +22,15 @@ from entrypoint.plan.model import Plan, TrainerPlan
 from entrypoint.rank.verify import compare_ranks, compare_with_plan, observe_rank
 from train.acceleration.torch_workarounds import HeapTrimmer
 from train.checkpoint.metadata import DataFingerprint
-from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place, with_own_best
+from train.checkpoint.resume import (
+    ResumePoint,
+    check_length,
+    compare_data,
+    load_first_valid,
+    map_place,
+    with_own_best,
+    without_scores,
+)
 from train.checkpoint.tensor_files import AsyncCheckpointWriter
 from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
@@ -263,6 +271,8 @@ def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerpri
     """Return the newest valid checkpoint and its place in this run; raises `UserError` if it is of another run."""
     start = load_first_valid(starts, settings.to_json(), changed=may_change_settings(settings.run))
     start = compare_data(start, data, changed=settings.run.resume_allow_changed)
+    if bool(start.metadata.settings.get("ema_decay")) != bool(settings.network.ema_decay):  # which weights are scored
+        start = without_scores(start)
     start = map_place(start, settings.optim.batch_size, source.steps_per_epoch, data.train_examples)
     return check_length(start, settings.optim.total_steps(source.steps_per_epoch))
 

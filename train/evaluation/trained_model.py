@@ -141,8 +141,7 @@ def known_targets(targets: Targets | None, order: Tensor, trained: TrainedRun) -
 def renumber(batches: Iterator[tuple[Tensor, Tensor]], numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches with the model's numbers of the classes; unreadable images keep IGNORE_LABEL."""
     for images, labels in batches:
-        known = labels != IGNORE_LABEL
-        yield images, torch.where(known, numbers[labels.clamp(min=0)], labels)
+        yield images, torch.where(labels != IGNORE_LABEL, numbers[labels.clamp(min=0)], labels)
 
 
 def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:

@@ -84,6 +84,18 @@ def test_scores_of_before_the_pruning_choose_and_stop_nothing(entrypoint: Entryp
     assert found["best_accuracy"] == pytest.approx(epochs[-1]["val_accuracy"], abs=1e-4)
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize("decays", [("0", "0.9"), ("0.9", "0")])
+def test_scores_of_other_weights_choose_nothing(entrypoint: Entrypoint, decays: tuple[str, str]) -> None:
+    """The run's best checkpoint has no averaged weights, or only these were scored."""
+    env = QUIET | {"TRAIN_VAL_SPLIT": "0.2", "TRAIN_RUN_NAME": "a"}
+    entrypoint.succeed("train", "--epochs=2", f"--ema-decay={decays[0]}", env=env)
+    later = ("train", "--resume=runs/a", "--epochs=3", "--lr=2", f"--ema-decay={decays[1]}")
+    entrypoint.succeed(*later, env=QUIET)
+    summary = entrypoint.summary("a")
+    assert (summary["best_accuracy"], summary["best_epoch"]) == (summary["val_accuracy"], None)
+
+
 @pytest.mark.slow
 @pytest.mark.launch
 def test_best_weights_of_another_run_stay_in_it(entrypoint: Entrypoint, three_splits: Path) -> None:
