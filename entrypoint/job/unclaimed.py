@@ -147,8 +147,7 @@ def unclaimed_nodes(environ: Mapping[str, str], nodes: int) -> Iterator[str]:
 def count_cluster_tasks(text: str) -> int:
     """Return the number of tasks in `{"cluster": {"worker": ["a:1", "b:1"]}}`; 0 for anything else."""
     try:
-        cluster = json.loads(text)["cluster"]
-        return sum(len(tasks) for tasks in cluster.values())
+        return sum(len(tasks) for tasks in json.loads(text)["cluster"].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return 0
 

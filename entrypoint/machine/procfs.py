@@ -56,8 +56,7 @@ def read_lines(path: Path) -> list[str]:
 
 def state_of(process: int) -> str:
     """Return the letter of a process's state, empty for a process that has ended."""
-    text = "".join(read_lines(ROOT / f"proc/{process}/stat"))
-    return text.rpartition(")")[2].strip()[:1]
+    return "".join(read_lines(ROOT / f"proc/{process}/stat")).rpartition(")")[2].strip()[:1]
 
 
 def state_text(process: int) -> str:

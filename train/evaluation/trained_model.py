@@ -185,7 +185,9 @@ def average(trained: TrainedRun, settings: TrainSettings, source: BatchSource) -
     averaged.update_parameters(averaged.module)
     for model in models:
         if not same_shapes(averaged.module, model.state_dict()):
-            raise UserError("TRAIN_AVERAGE: not all were pruned alike. Name checkpoints of after the pruning.")
+            raise UserError(
+                "TRAIN_AVERAGE: the models differ in sizes of layers. Name some of one input size and pruning."
+            )
         averaged.update_parameters(model)
     network: nn.Module = averaged.module.to(source.group.device)
     freeze(network, trained.settings.network.freeze, head_names(network, len(trained.classes)))

@@ -107,8 +107,7 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
     ends, last = parse_schedule(settings.data.size_schedule)
     if not ends:
         return
-    sizes = image_sizes(settings.data, dataset.shape)
-    side = min(sizes.train[1:])
+    side = min(image_sizes(settings.data, dataset.shape).train[1:])
     sides, end, source = [one for _, one in ends], ends[-1][0], sources["size_schedule"]
     refuse_if(
         {

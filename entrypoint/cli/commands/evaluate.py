@@ -12,13 +12,24 @@ from entrypoint.core.console import RESULT_VAR
 from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.packages import require_extra
 
+# What makes another command of one, by command.
+OTHER_COMMANDS = {
+    "evaluate": ("TRAIN_AVERAGE", "TRAIN_MAX_LOSS"),
+    "quantize": ("TRAIN_AVERAGE",),
+    "average": ("TRAIN_AVERAGE", "TRAIN_MAX_LOSS"),
+}
+
 
 def run(invocation: Invocation) -> int:
     """Launch the trainer with the model that the words name, or that TRAIN_EVALUATE as a flag does."""
     command, name = invocation.command, invocation.command.command
     model, *others = command.words or (command.flags.get("TRAIN_EVALUATE", ""),)
+    given = {**invocation.environ, **command.flags}
+    other = next((variable for variable in OTHER_COMMANDS[name] if given.get(variable)), "")
     refuse_if(
         {
+            f"{other}={printable(given.get(other, ''))}: is not for `{name}`. Unset it, or use `entrypoint"
+            f" {'average' if other == 'TRAIN_AVERAGE' else 'quantize'}`.": other,
             f"{name}: needs a trained model. Use `entrypoint {name} RUN`.": not model,
             f"{name} {printable(''.join(others[:1]))}: one model at a time. Evaluate each by itself.": (
                 others and name != "average"

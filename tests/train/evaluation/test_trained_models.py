@@ -176,6 +176,21 @@ def test_json_switch_prints_json(entrypoint: Entrypoint, trained: Path, image_fo
     assert len(json.loads(result.out)) == 4
 
 
+@pytest.mark.parametrize(
+    ("command", "variable", "use"),
+    [
+        ("evaluate", "TRAIN_AVERAGE", "average"),
+        ("evaluate", "TRAIN_MAX_LOSS", "quantize"),
+        ("quantize", "TRAIN_AVERAGE", "average"),
+        ("average", "TRAIN_AVERAGE", "average"),
+        ("average", "TRAIN_MAX_LOSS", "quantize"),
+    ],
+)
+def test_settings_of_one_command_change_no_other(entrypoint: Entrypoint, command: str, variable: str, use: str) -> None:
+    said = f"{variable}=1: is not for `{command}`. Unset it, or use `entrypoint {use}`."
+    assert said in entrypoint.error_line(command, "runs/a", env={variable: "1"})
+
+
 @pytest.mark.parametrize("words", [("evaluate",), ("predict",), ("predict", "runs/a")])
 def test_missing_words_say_what_to_type(entrypoint: Entrypoint, words: tuple[str, ...]) -> None:
     assert f"Use `entrypoint {words[0]} RUN" in entrypoint.error_line(*words)

@@ -260,6 +260,8 @@ def test_commands_make_the_report_again_and_compare_runs(entrypoint: Entrypoint,
         (("runs", "nobody"), "nobody: No such file or directory. Name a folder of runs."),
         (("report", "nobody"), "holds no finished run"),
         (("compare", "runs/a"), "needs finished runs"),
+        (("compare", "runs/a", "runs/compare.html"), "needs finished runs"),
+        (("runs", "runs", "other"), "runs other: one folder at a time."),
     ):
         result = entrypoint(*words)
         assert result.code == 2

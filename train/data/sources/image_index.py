@@ -120,8 +120,7 @@ def read_index(place: Path, folder: Path) -> Index | None:
     from concurrent.futures import ThreadPoolExecutor
 
     try:
-        content = verify_checksum(read_bytes(place))
-        saved = msgspec.msgpack.decode(content, type=SavedIndex)
+        saved = msgspec.msgpack.decode(verify_checksum(read_bytes(place)), type=SavedIndex)
         if saved.version != VERSION:
             return None
         with ThreadPoolExecutor(WAITING_AT_ONCE) as pool:
