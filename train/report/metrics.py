@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.console import write_stderr
-from entrypoint.core.errors import first_line, printable
+from entrypoint.core.errors import SECRET_IN_URL, first_line, printable
 from entrypoint.core.files import atomic_write_text, is_file, open_regular
 from entrypoint.core.packages import missing_module
 from train.checkpoint.metadata import read_bytes, write_error
@@ -72,7 +72,8 @@ class MetricsWriter:
             yield
         except Exception as error:
             self.tracker = None
-            self.warn(f"train: TRAIN_TRACK: {printable(first_line(error))}; the training goes on without the tracker")
+            said = printable(SECRET_IN_URL.sub("(hidden)@", first_line(error)))  # MLflow's quotes its server's URL
+            self.warn(f"train: TRAIN_TRACK: {said}; the training goes on without the tracker")
 
     @contextmanager
     def without_failing(self, name: str) -> Iterator[None]:

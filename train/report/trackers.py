@@ -25,7 +25,12 @@ PROJECT = "reference-training"
 ID_FILE = "tracker.json"
 RUN_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
 # A server that does not answer must not hold up the training for long.
-MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+MLFLOW_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # which asks a server of its makers
+}
 INIT_TIMEOUT_S = 30
 # What MLflow accepts as the value of a tag.
 MLFLOW_VALUE_LENGTH = 5000
@@ -58,9 +63,8 @@ class MLflowTracker:
     """Logs to the server of MLFLOW_TRACKING_URI, else to files in `mlruns` next to the run's folder."""
 
     def __init__(self, settings: TrainSettings, folder: Path, known: str) -> None:
-        for name, value in MLFLOW_LIMITS.items():
+        for name, value in MLFLOW_DEFAULTS.items():
             os.environ.setdefault(name, value)
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 
         place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").absolute().as_uri()

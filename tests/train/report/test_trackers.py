@@ -95,6 +95,17 @@ class Broken:
         raise AssertionError(status)
 
 
+def test_password_in_the_url_of_a_server_is_hidden(tmp_path: Path) -> None:
+    def start() -> None:
+        raise OSError("API request to http://user:s3cret@127.0.0.1:9/api failed")
+
+    said: list[str] = []
+    MetricsWriter(tmp_path, tensorboard=False, track=start, warn=said.append)
+    assert said == [
+        "train: TRAIN_TRACK: API request to (hidden)@127.0.0.1:9/api failed; the training goes on without the tracker"
+    ]
+
+
 def test_tracker_is_given_up_at_its_first_error(tmp_path: Path) -> None:
     said: list[str] = []
     writer = MetricsWriter(tmp_path, tensorboard=False, track=Broken, warn=said.append)

@@ -232,10 +232,12 @@ def open_hugging_face(settings: DataSettings, split: str) -> HuggingFaceSplit | 
         )
     else:
         is_saved = any((place / name).is_file() for name in HUGGING_FACE)
-        loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place))
+        # A relative name could be that of a kind of file, as `parquet`, and stand for the whole working folder.
+        loaded = (datasets.load_from_disk if is_saved else datasets.load_dataset)(str(place.absolute()))
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     columns = choose_columns(settings, source, next(iter(splits.values())).features)
-    none = (-1, None) if settings.task == "classify" else (None,)  # what a public test split has in place of labels
+    has_names = getattr(next(iter(splits.values())).features[columns[1]], "names", ())
+    none = (-1, None) if has_names else (None,)  # what a public test split has in place of labels
     known = {
         name: rows
         for name, rows in splits.items()

@@ -88,6 +88,31 @@ def test_split_without_labels_tests_nothing(tmp_path: Path, image_folder: Path) 
 
 
 @needs_datasets
+def test_folder_of_a_format_s_name_is_that_folder(
+    tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """datasets takes a relative `parquet` for a format, and reads all such files of the working folder."""
+    for name in ("parquet", "other"):
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            rows_of(image_folder / split).to_parquet(tmp_path / name / f"{split}.parquet")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    assert [len(one) for one in listed("parquet")] == [24, 12]
+
+
+@needs_datasets
+def test_number_below_zero_is_a_label_where_labels_are_numbers(tmp_path: Path, image_folder: Path) -> None:
+    from datasets import DatasetDict, Value
+
+    sign = {"sign": (lambda row: -1 if row % 2 == 0 else 1, Value("int64"))}
+    splits = {split: rows_of(image_folder / split, **sign) for split in ("train", "test")}
+    DatasetDict(splits).save_to_disk(tmp_path / "signs")
+    train, test = listed(tmp_path / "signs", data_columns="photo,sign")
+    assert (len(train), len(test), train.classes) == (24, 12, ("-1", "1"))
+
+
+@needs_datasets
 def test_targets_of_other_tasks(tmp_path: Path, image_folder: Path) -> None:
     from datasets import ClassLabel, List, Value
 
