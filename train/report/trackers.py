@@ -24,8 +24,8 @@ PROJECT = "reference-training"
 # Holds the tracker's own name of the run, by which a resumed run goes on in the same place.
 ID_FILE = "tracker.json"
 RUN_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
-# A server that does not answer must not hold up the training for long.
 MLFLOW_DEFAULTS = {
+    # A server that does not answer must not hold up the training for long.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ALLOW_FILE_STORE": "true",

@@ -12,12 +12,8 @@ from entrypoint.core.console import RESULT_VAR
 from entrypoint.core.errors import UserError, printable, refuse_if
 from entrypoint.core.packages import require_extra
 
-# What makes another command of one, by command.
-OTHER_COMMANDS = {
-    "evaluate": ("TRAIN_AVERAGE", "TRAIN_MAX_LOSS"),
-    "quantize": ("TRAIN_AVERAGE",),
-    "average": ("TRAIN_AVERAGE", "TRAIN_MAX_LOSS"),
-}
+# The command of each setting that makes one of an evaluation; `average` gets its own from the words.
+COMMAND_OF = {"TRAIN_AVERAGE": "average", "TRAIN_MAX_LOSS": "quantize"}
 
 
 def run(invocation: Invocation) -> int:
@@ -25,11 +21,11 @@ def run(invocation: Invocation) -> int:
     command, name = invocation.command, invocation.command.command
     model, *others = command.words or (command.flags.get("TRAIN_EVALUATE", ""),)
     given = {**invocation.environ, **command.flags}
-    other = next((variable for variable in OTHER_COMMANDS[name] if given.get(variable)), "")
+    other = next((one for one in COMMAND_OF if given.get(one) and (one, name) != ("TRAIN_MAX_LOSS", "quantize")), "")
     refuse_if(
         {
             f"{other}={printable(given.get(other, ''))}: is not for `{name}`. Unset it, or use `entrypoint"
-            f" {'average' if other == 'TRAIN_AVERAGE' else 'quantize'}`.": other,
+            f" {COMMAND_OF.get(other)}`.": other,
             f"{name}: needs a trained model. Use `entrypoint {name} RUN`.": not model,
             f"{name} {printable(''.join(others[:1]))}: one model at a time. Evaluate each by itself.": (
                 others and name != "average"

@@ -16,7 +16,7 @@ def run(invocation: Invocation) -> int:
     command = invocation.command
     usage = {"report": ("RUN",), "compare": ("RUN", "RUN")}.get(command.command, ())
     # `compare runs/*` names the page that it wrote the last time.
-    words = [word for word in command.words if Path(word).name != "compare.html"]
+    words = [word for word in command.words if command.command != "compare" or Path(word).name != "compare.html"]
     refuse_if(
         {
             f"{command.command}: needs finished runs. Use `entrypoint {command.command} {' '.join(usage)}`.": (

@@ -261,6 +261,7 @@ def test_commands_make_the_report_again_and_compare_runs(entrypoint: Entrypoint,
         (("report", "nobody"), "holds no finished run"),
         (("compare", "runs/a"), "needs finished runs"),
         (("compare", "runs/a", "runs/compare.html"), "needs finished runs"),
+        (("runs", "compare.html"), "compare.html: "),
         (("runs", "runs", "other"), "runs other: one folder at a time."),
     ):
         result = entrypoint(*words)

@@ -75,7 +75,7 @@ def load_index(
     place = cached / f"{name}{kind}.index"
     if found := read_index(place, folder):
         return found
-    from train.lock_file import folder_lock  # takes a seventh of a plan's time, and small folders need none
+    from train.lock_file import folder_lock  # its import is slow, and plans of small folders need none
 
     with folder_lock(cached / "indexing.lock", f"another process that lists images for {cached}"):
         if found := read_index(place, folder):
